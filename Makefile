@@ -1,0 +1,46 @@
+# Each target sets up what it needs by itself: a virtual environment in .venv
+# with this project and its dependencies, made once and again when pyproject.toml changes.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: demo test test-fast lint bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo       several ways of federated learning compared on the digits data set"
+	@echo "make test       linters, types and the whole test suite"
+	@echo "make test-fast  the tests that take seconds"
+	@echo "make bench      what a message costs, against a plain loop"
+	@echo "make clean      remove the environment and everything that runs wrote"
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "gems-flwr needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "Installing into $(VENV) (once; a few minutes, most of it PyTorch) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	@$(BIN)/python -m simulations.demo
+
+test: $(STAMP) lint
+	@$(BIN)/python -m pytest --cov --cov-report=term --cov-fail-under=90
+
+test-fast: $(STAMP)
+	@$(BIN)/python -m pytest -m "not slow"
+
+lint: $(STAMP)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+bench: $(STAMP)
+	@$(BIN)/python -m simulations.bench
+
+clean:
+	rm -rf $(VENV) runs build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
