@@ -1,0 +1,81 @@
+"""Means of models.
+
+A model is a mapping from names to numpy arrays; nothing here knows about Flower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Arrays = Mapping[str, NDArray]
+
+
+def weighted_mean(models: Sequence[Arrays], weights: Sequence[float]) -> dict[str, NDArray]:
+    """Return the weighted mean of models, array by array.
+
+    Floating-point arrays are summed in their own precision in the order given, with the
+    weights normalised first: bit for bit what Flower's FedAvg computes. Integer and boolean
+    arrays (batch-norm counters, masks) keep their dtype: their mean is rounded to the nearest
+    integer, where Flower's becomes a float that the model cannot load back.
+
+    Parameters
+    ----------
+    models : sequence of mappings from str to ndarray
+        At least one model; all with the same names and shapes.
+    weights : sequence of float
+        One non-negative weight per model, with a positive sum.
+
+    Returns
+    -------
+    dict of str to ndarray
+        New arrays, with the dtypes of the first model.
+    """
+    if not models:
+        raise ValueError("weighted_mean needs at least one model")
+    if len(models) != len(weights):
+        raise ValueError(f"got {len(models)} models but {len(weights)} weights")
+    total = sum(weights)
+    if not (np.isfinite(total) and total > 0 and min(weights) >= 0):
+        raise ValueError(f"weights must be >= 0 with a positive finite sum, got {list(weights)}")
+    names = models[0].keys()
+    for position, model in enumerate(models):
+        if model.keys() != names:
+            raise ValueError(f"model {position} has arrays {sorted(model)}, not {sorted(names)}")
+
+    factors = [weight / total for weight in weights]
+    return {name: _mean_array([model[name] for model in models], factors) for name in names}
+
+
+def _mean_array(arrays: Sequence[NDArray], factors: Sequence[float]) -> NDArray:
+    mean = np.asarray(arrays[0] * factors[0])
+    for array, factor in zip(arrays[1:], factors[1:], strict=True):
+        mean += array * factor
+    dtype = arrays[0].dtype
+    if dtype.kind in "iub":
+        return np.rint(mean).astype(dtype)
+    return mean
+
+
+def mean_metrics(
+    metrics: Sequence[Mapping[str, float]], weights: Sequence[float]
+) -> dict[str, float]:
+    """Return the weighted mean of those metrics that all have.
+
+    Parameters
+    ----------
+    metrics : sequence of mappings from str to float
+        At least one.
+    weights : sequence of float
+        One positive weight for each.
+    """
+    total = sum(weights)
+    common = [key for key in metrics[0] if all(key in each for each in metrics)]
+    return {
+        key: sum(
+            each[key] * (weight / total) for each, weight in zip(metrics, weights, strict=True)
+        )
+        for key in common
+    }

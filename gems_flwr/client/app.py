@@ -1,0 +1,103 @@
+"""A ready ClientApp around a `Task`.
+
+A user with a training handler of their own does not need it: our mods go around any handler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
+from torch import nn
+
+from gems_flwr import wire
+from gems_flwr.client.guard import fault_reply_mod, node_name
+from gems_flwr.client.task import Task
+from gems_flwr.runtime.seeding import derive_seed
+
+
+def task_client_app(
+    make_task: Callable[[Context], Task], *, share_examples: bool = False
+) -> ClientApp:
+    """Return a ClientApp that trains and evaluates a task.
+
+    Parameters
+    ----------
+    make_task : callable
+        Gets the node's context, returns its task. Called once per message: cache what is
+        expensive, such as reading data.
+    share_examples : bool, default False
+        Whether nodes send their **raw training data** when the server asks for it. Only the
+        pooled reference run needs it, and only a simulation should ever set it.
+
+    Returns
+    -------
+    ClientApp
+        Handles ``train``, ``evaluate`` and ``query.introduce``; every fault in the task
+        becomes an error reply.
+    """
+    app = ClientApp()
+    guarded: list[Mod] = [fault_reply_mod]
+
+    @app.train(mods=guarded)
+    def train(message: Message, context: Context) -> Message:
+        task = make_task(context)
+        model = _load_model(task, message.content)
+        config = wire.instruction_config(message.content)
+        # The same numbers for the same node and round, whoever runs first.
+        seed = derive_seed(
+            _as_int(config.get(wire.RUN_SEED)),
+            "train",
+            _as_int(config.get(wire.SERVER_ROUND)),
+            node_name(context),
+        )
+        report = task.train(model, seed=seed, config=config)
+        arrays = ArrayRecord(model.state_dict())
+        return Message(
+            wire.pack_model_reply(
+                arrays, report.metrics, num_examples=report.num_examples, name=node_name(context)
+            ),
+            reply_to=message,
+        )
+
+    @app.evaluate(mods=guarded)
+    def evaluate(message: Message, context: Context) -> Message:
+        task = make_task(context)
+        model = _load_model(task, message.content)
+        report = task.evaluate(model, config=wire.instruction_config(message.content))
+        return Message(
+            wire.pack_metrics_reply(
+                report.metrics, num_examples=report.num_examples, name=node_name(context)
+            ),
+            reply_to=message,
+        )
+
+    @app.query(wire.INTRODUCE.split(".")[1], mods=guarded)
+    def introduce(message: Message, context: Context) -> Message:
+        return Message(wire.pack_name(node_name(context)), reply_to=message)
+
+    if share_examples:
+
+        @app.query(wire.SHARE_EXAMPLES.split(".")[1], mods=guarded)
+        def share(message: Message, context: Context) -> Message:
+            features, labels = make_task(context).shared_examples()
+            reply = wire.pack_examples_reply(features, labels, name=node_name(context))
+            return Message(reply, reply_to=message)
+
+    return app
+
+
+def _load_model(task: Task, content: RecordDict) -> nn.Module:
+    model = task.build_model()
+    record = content.get(wire.ARRAYS)
+    if not isinstance(record, ArrayRecord):
+        raise ValueError(f"the message has no ArrayRecord '{wire.ARRAYS}'")
+    model.load_state_dict(record.to_torch_state_dict(), strict=True)
+    return model
+
+
+def _as_int(value: object) -> int:
+    # Another strategy than ours may send no seed and no round: then they count as 0.
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,37 @@
+"""Faults on a node become error replies that name them.
+
+Flower loses a reply that is None until the timeout, and a handler that returns something else
+can kill the worker. `fault_reply_mod` sits around any handler and turns every fault into an
+error reply at once::
+
+    app = ClientApp(mods=[fault_reply_mod])
+"""
+
+from __future__ import annotations
+
+from flwr.app import Context, Error, Message
+from flwr.clientapp.typing import ClientAppCallable
+
+from gems_flwr.errors import describe_fault
+
+# Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION; the enum is not public.
+HANDLER_RAISED = 2
+
+
+def node_name(context: Context) -> str:
+    """Return what a node calls itself: its partition in a simulation, its id elsewhere."""
+    return str(context.node_config.get("partition-id", context.node_id))
+
+
+def fault_reply_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Run the handler; reply with an error that names the node and the fault if it fails."""
+    try:
+        reply = call_next(message, context)
+        if isinstance(reply, Message):
+            return reply
+        fault = f"the handler returned {type(reply).__name__}, expected a Message"
+    except Exception as error:
+        fault = describe_fault(error)
+    kind = message.metadata.message_type
+    reason = f"{kind} failed on node {node_name(context)}: {fault}"
+    return Message(Error(code=HANDLER_RAISED, reason=reason), reply_to=message)

@@ -1,0 +1,66 @@
+"""What a node can do, without a word about messages.
+
+Implement `Task` for your data and model, hand it to `task_client_app`, and every strategy of
+this library can work with the node.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Report:
+    """What training or evaluation came to.
+
+    Parameters
+    ----------
+    num_examples : int
+        Samples used, greater than 0: the node's weight in averages.
+    metrics : mapping from str to float
+        Scalars such as ``loss`` and ``accuracy``.
+    """
+
+    num_examples: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Task(ABC):
+    """One node's model and data."""
+
+    @abstractmethod
+    def build_model(self) -> nn.Module:
+        """Return a model with the right architecture; the server's weights are loaded into it."""
+
+    @abstractmethod
+    def train(self, model: nn.Module, *, seed: int, config: Mapping[str, Any]) -> Report:
+        """Train `model` in place on the node's training data.
+
+        Parameters
+        ----------
+        model : torch.nn.Module
+            Holds the weights that the server sent.
+        seed : int
+            Source of all randomness: differs by node and round, the same in every repetition.
+        config : mapping
+            The train config of the strategy's ``start``, with ``server-round``.
+        """
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module, *, config: Mapping[str, Any]) -> Report:
+        """Score `model` on the node's own held-out data, changing nothing."""
+
+    @abstractmethod
+    def validation_data(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return inputs and labels on which good-enough spaces are built."""
+
+    def shared_examples(self) -> tuple[NDArray, NDArray]:
+        """Return raw training inputs and labels, as stored; only for pooled reference runs."""
+        raise NotImplementedError(f"{type(self).__name__} shares no data")

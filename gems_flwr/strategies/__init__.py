@@ -1,0 +1,35 @@
+"""Flower strategies for a fixed, tiny communication budget.
+
+All take keyword arguments and are started like Flower's own::
+
+    strategy = FedAvg(fraction_train=0.1, min_nodes=5, seed=1)
+    result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=20)
+"""
+
+from gems_flwr.strategies.callbacks import Callback
+from gems_flwr.strategies.fedavg import FedAvg
+from gems_flwr.strategies.loop import RoundLoop
+from gems_flwr.strategies.members import Ensemble, LocalModels, join_members, split_members
+from gems_flwr.strategies.one_shot_average import OneShotAverage
+from gems_flwr.strategies.pooled import Pooled
+from gems_flwr.strategies.records import RoundOutcome, RoundRecord, RunResult, ServerState
+from gems_flwr.strategies.stopping import PatienceExhausted, StopRule, TargetReached
+
+__all__ = [
+    "Callback",
+    "Ensemble",
+    "FedAvg",
+    "LocalModels",
+    "OneShotAverage",
+    "PatienceExhausted",
+    "Pooled",
+    "RoundLoop",
+    "RoundOutcome",
+    "RoundRecord",
+    "RunResult",
+    "ServerState",
+    "StopRule",
+    "TargetReached",
+    "join_members",
+    "split_members",
+]

@@ -1,0 +1,176 @@
+"""Messages out, usable replies back: the part of a round that every protocol shares.
+
+An `Exchange` belongs to one round. It sends one message to each chosen node, keeps every reply
+on disk as it comes in, tells errors and silence from answers, validates the answers one by one
+and puts them into an order that does not depend on arrival. Whoever is left out is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from flwr.app import Message, RecordDict
+
+from gems_flwr import wire
+from gems_flwr.errors import BadReplyError, Failure, RoundFailedError
+from gems_flwr.runtime.checkpoint import CheckpointFolder
+from gems_flwr.runtime.metered_grid import MeteredGrid
+from gems_flwr.strategies.callbacks import Callback
+from gems_flwr.strategies.roster import Roster, logger
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Answer(Generic[T]):
+    """A validated reply and the node that it came from."""
+
+    node: str
+    value: T
+
+
+@dataclass
+class Exchange:
+    """The messages of one round.
+
+    Parameters
+    ----------
+    server_round : int
+        The round, from 1.
+    roster : Roster
+        Names of the nodes, shared by all rounds of a run.
+    grid : MeteredGrid, optional
+        Where messages go. Without it replies can be accepted but none be collected.
+    timeout : float, optional
+        Seconds that nodes have for a reply; None waits for ever.
+    inbox : CheckpointFolder, optional
+        Where replies are kept until the round is done.
+    callbacks : sequence of Callback
+        Who wants to hear of replies.
+    """
+
+    server_round: int
+    roster: Roster
+    grid: MeteredGrid | None = None
+    timeout: float | None = None
+    inbox: CheckpointFolder | None = None
+    callbacks: Sequence[Callback] = ()
+    asked: list[str] = field(default_factory=list)
+    answered: list[str] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+
+    def collect(self, messages: Iterable[Message]) -> list[Message]:
+        """Send messages and return the replies, errors included.
+
+        A reply that an interrupted run had already received is taken from the inbox; its node
+        is not asked again. A node that stays silent is noted as failed.
+        """
+        assert self.grid is not None
+        outgoing, replies = [], []
+        for message in messages:
+            name = self.roster.name(message.metadata.dst_node_id)
+            self._note(self.asked, name)
+            kept = self.inbox and self.inbox.kept_reply(self._key(message), name)
+            if kept:
+                logger.info("round %d: node %s had answered already", self.server_round, name)
+                replies.append(Message(kept, reply_to=message))
+            else:
+                outgoing.append(message)
+        for callback in self.callbacks:
+            callback.on_exchange(self.server_round, len(outgoing))
+
+        silent = {message.metadata.dst_node_id for message in outgoing}
+        for reply in self.grid.stream(outgoing, timeout=self.timeout):
+            node_id = reply.metadata.src_node_id
+            if node_id not in silent:
+                logger.warning("round %d: an uncalled-for reply is dropped", self.server_round)
+                continue
+            silent.discard(node_id)
+            replies.append(reply)
+            if reply.has_content():
+                self._learn(reply)
+                if self.inbox:
+                    name = self.roster.name(node_id)
+                    self.inbox.keep_reply(self._key(reply), name, reply.content)
+            for callback in self.callbacks:
+                callback.on_reply(
+                    self.server_round, self.roster.name(node_id), not reply.has_error()
+                )
+        for node_id in sorted(silent, key=self.roster.position):
+            self._fail(node_id, f"no reply within {self.timeout} s")
+        return replies
+
+    def accept(
+        self, replies: Iterable[Message], unpack: Callable[[RecordDict], T], *, at_least: int = 0
+    ) -> list[Answer[T]]:
+        """Validate replies and return the usable ones, ordered by node name.
+
+        Parameters
+        ----------
+        replies : iterable of Message
+            In any order, errors included.
+        unpack : callable
+            Turns a reply's content into a value or raises `BadReplyError`.
+        at_least : int
+            How many usable replies are needed.
+
+        Raises
+        ------
+        RoundFailedError
+            If fewer are usable. It carries those that are.
+        """
+        replies = list(replies)
+        for reply in replies:
+            if reply.has_content():
+                self._learn(reply)
+        answers: list[Answer[T]] = []
+        for reply in sorted(replies, key=lambda r: self.roster.position(r.metadata.src_node_id)):
+            node_id = reply.metadata.src_node_id
+            name = self.roster.name(node_id)
+            if reply.has_error():
+                self._fail(node_id, reply.error.reason or f"error {reply.error.code}")
+                continue
+            try:
+                answers.append(Answer(name, unpack(reply.content)))
+            except BadReplyError as error:
+                self._fail(node_id, str(error))
+                if self.inbox:
+                    self.inbox.drop_reply(self._key(reply), name)
+                continue
+            self._note(self.answered, name)
+        if len(answers) < at_least:
+            raise RoundFailedError(self._too_few(len(answers), at_least), answers, self.failures)
+        return answers
+
+    def _learn(self, reply: Message) -> None:
+        self.roster.learn(reply.metadata.src_node_id, wire.unpack_name(reply.content))
+
+    def _fail(self, node_id: int, reason: str) -> None:
+        failure = Failure(self.roster.name(node_id), reason)
+        self.failures.append(failure)
+        logger.warning("round %d: %s; it is left out", self.server_round, failure)
+
+    def _key(self, message: Message) -> str:
+        return f"{self.server_round}-{message.metadata.message_type}"
+
+    @staticmethod
+    def _note(names: list[str], name: str) -> None:
+        if name not in names:
+            names.append(name)
+
+    def _too_few(self, usable: int, needed: int) -> str:
+        text = (
+            f"round {self.server_round} failed: {usable} of {len(self.asked) or usable} nodes "
+            f"gave a usable reply, min_nodes is {needed}"
+        )
+        for failure in self.failures:
+            text += f"\n  {failure}"
+        if self.inbox:
+            text += (
+                f"\nThe usable replies are kept in {self.inbox.folder}; start again with "
+                "resume=True to ask only the other nodes"
+            )
+        return text
+

@@ -1,0 +1,414 @@
+"""The round loop under every strategy of this library.
+
+Flower's own ``Strategy.start`` has no hooks: it waits for ever for nodes, chooses them by a
+global generator, sums replies in order of arrival, and forgets everything if it dies. This loop
+keeps its signature and its four methods (``configure_train``, ``aggregate_train``,
+``configure_evaluate``, ``aggregate_evaluate``), and solves those concerns once. A strategy
+overrides `aggregate`; a protocol with several exchanges in a round overrides `play_round`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from numpy.typing import NDArray
+
+from gems_flwr.averaging import Arrays
+from gems_flwr import scoring, wire
+from gems_flwr.averaging import mean_metrics
+from gems_flwr.errors import BadReplyError
+from gems_flwr.runtime.metered_grid import MeteredGrid
+from gems_flwr.runtime.seeding import generator
+from gems_flwr.strategies.callbacks import Callback
+from gems_flwr.strategies.exchange import Answer, Exchange
+from gems_flwr.strategies.journal import Journal
+from gems_flwr.strategies.records import RoundOutcome, RoundRecord, RunResult, ServerState
+from gems_flwr.strategies.roster import Roster, logger, wait_for_nodes
+from gems_flwr.strategies.stopping import StopRule
+
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+T = TypeVar("T")
+
+
+@dataclass(kw_only=True, eq=False)
+class RoundLoop(Strategy):
+    """Base of all strategies here; see the module's docstring.
+
+    Parameters
+    ----------
+    min_nodes : int, default 2
+        Fewest nodes to go on with, at least 1: connected before a round, and with usable
+        replies after it.
+    wait_for_nodes : int, optional
+        How many nodes to wait for before the first round; `min_nodes` if not given.
+    wait_seconds : float, default 60
+        How long to wait for nodes.
+    fraction_train : float, default 1.0
+        Share of the connected nodes that train in a round, in [0, 1]; never fewer than
+        `min_nodes`.
+    fraction_evaluate : float, default 0.0
+        Share of the nodes that score the new model on their own data after each round, in
+        [0, 1]. It costs as many bytes down as training does; 0 sends nothing.
+    seed : int, default 0
+        Source of all random choices.
+    checkpoint_dir : path, optional
+        Where to keep the state of the run, and `rounds.jsonl`.
+    resume : bool, default False
+        Whether to go on from `checkpoint_dir`. If there is nothing yet, the run starts.
+    stop_rules : sequence of StopRule
+        Asked after every round.
+    callbacks : sequence of Callback
+        Told about everything.
+    """
+
+    min_nodes: int = 2
+    wait_for_nodes: int | None = None
+    wait_seconds: float = 60.0
+    fraction_train: float = 1.0
+    fraction_evaluate: float = 0.0
+    seed: int = 0
+    checkpoint_dir: str | Path | None = None
+    resume: bool = False
+    stop_rules: Sequence[StopRule] = ()
+    callbacks: Sequence[Callback] = ()
+
+    # Strategies that are done after a fixed number of rounds say so here.
+    rounds_needed: ClassVar[int | None] = None
+
+    def __post_init__(self) -> None:
+        for name in ("fraction_train", "fraction_evaluate"):
+            value = getattr(self, name)
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name} must be between 0 and 1, got {value}")
+        if self.min_nodes < 1:
+            raise ValueError(f"min_nodes must be at least 1, got {self.min_nodes}")
+        if self.wait_for_nodes is not None and self.wait_for_nodes < self.min_nodes:
+            raise ValueError(
+                f"wait_for_nodes ({self.wait_for_nodes}) must not be below "
+                f"min_nodes ({self.min_nodes})"
+            )
+        if self.wait_seconds < 0:
+            raise ValueError(f"wait_seconds must be at least 0, got {self.wait_seconds}")
+        if self.seed < 0:
+            raise ValueError(f"seed must be at least 0, got {self.seed}")
+        if self.resume and self.checkpoint_dir is None:
+            raise ValueError("resume needs a checkpoint_dir")
+        self._roster = Roster()
+        self._exchange = Exchange(0, self._roster)
+        self._template: Arrays | None = None
+
+    # --- what a strategy decides --------------------------------------------------------------
+
+    @abstractmethod
+    def aggregate(self, answers: Sequence[Answer[wire.ModelReply]]) -> Arrays:
+        """Make the new global arrays out of the nodes' models, which come ordered by name."""
+
+    def score(self, members: Sequence[NDArray], labels: NDArray) -> dict[str, float]:
+        """Score what this strategy's arrays predict.
+
+        Parameters
+        ----------
+        members : sequence of ndarray of shape (samples, classes)
+            Class probabilities of each model in the arrays; most strategies have one.
+        labels : ndarray of int
+            True classes.
+        """
+        return scoring.score(members[0], labels)
+
+    def play_round(
+        self,
+        server_round: int,
+        state: ServerState,
+        grid: Grid,
+        train_config: ConfigRecord,
+        evaluate_config: ConfigRecord,
+    ) -> RoundOutcome:
+        """Play one round: train, aggregate, and let the nodes evaluate if that was asked for."""
+        replies = self.collect(
+            self.configure_train(server_round, wire.to_record(state.arrays), train_config, grid)
+        )
+        arrays, train_metrics = self.aggregate_train(server_round, replies)
+        new_arrays = state.arrays if arrays is None else wire.to_numpy(arrays)
+
+        questions = list(
+            self.configure_evaluate(server_round, wire.to_record(new_arrays), evaluate_config, grid)
+        )
+        evaluate_metrics = (
+            self.aggregate_evaluate(server_round, self.collect(questions)) if questions else None
+        )
+        return RoundOutcome(
+            arrays=new_arrays,
+            train_metrics=_scalars(train_metrics),
+            evaluate_metrics=_scalars(evaluate_metrics),
+        )
+
+    # --- Flower's four methods ----------------------------------------------------------------
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return one train message for each chosen node."""
+        self._template = wire.to_numpy(arrays)
+        nodes = self.choose_nodes(server_round, grid, self.fraction_train, wire.TRAIN)
+        return self.messages(server_round, nodes, wire.TRAIN, arrays, config)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Validate the replies, leave out the bad ones, aggregate the rest."""
+        answers = self.accept(replies, self._unpack_model, at_least=self.min_nodes)
+        return wire.to_record(self.aggregate(answers)), _mean_of(answers)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return one evaluate message for each chosen node; none if evaluation is off."""
+        if self.fraction_evaluate == 0:
+            return []
+        nodes = self.choose_nodes(server_round, grid, self.fraction_evaluate, wire.EVALUATE)
+        return self.messages(server_round, nodes, wire.EVALUATE, arrays, config)
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Return the mean of the nodes' metrics; None where no node gave any."""
+        answers = self.accept(replies, wire.unpack_metrics_reply)
+        return _mean_of(answers) if answers else None
+
+    def summary(self) -> None:
+        """Log the strategy's settings."""
+        for setting in dataclasses.fields(self):
+            logger.info("\t%s = %s", setting.name, getattr(self, setting.name))
+
+    # --- tools for strategies -----------------------------------------------------------------
+
+    def choose_nodes(self, server_round: int, grid: Grid, fraction: float, purpose: str) -> list[int]:
+        """Choose nodes by the run's own generator, from a list whose order is always the same."""
+        available = sorted(self._connected(grid, self.min_nodes), key=self._roster.position)
+        # The tiny term keeps 0.29 * 100 from counting as 28.
+        count = max(self.min_nodes, int(fraction * len(available) + 1e-9))
+        if count == len(available):
+            return available
+        rng = generator(self.seed, "choose", purpose, server_round)
+        chosen = rng.choice(len(available), size=count, replace=False)
+        return [available[i] for i in sorted(chosen)]
+
+    def messages(
+        self,
+        server_round: int,
+        nodes: Iterable[int],
+        message_type: str,
+        arrays: ArrayRecord | None,
+        config: ConfigRecord,
+    ) -> list[Message]:
+        """Return one message per node, each with records of its own."""
+        return [
+            Message(
+                content=wire.pack_instruction(
+                    arrays, config, server_round=server_round, seed=self.seed
+                ),
+                dst_node_id=node,
+                message_type=message_type,
+                group_id=str(server_round),
+            )
+            for node in nodes
+        ]
+
+    def collect(self, messages: Iterable[Message]) -> list[Message]:
+        """Send messages and return the replies of the round under way; see `Exchange`."""
+        return self._exchange.collect(messages)
+
+    def accept(
+        self, replies: Iterable[Message], unpack: Callable[[RecordDict], T], *, at_least: int = 0
+    ) -> list[Answer[T]]:
+        """Validate and order replies; see `Exchange`."""
+        return self._exchange.accept(replies, unpack, at_least=at_least)
+
+    def _unpack_model(self, content: RecordDict) -> wire.ModelReply:
+        if self._template is None:
+            # Nobody said what the model looks like (the method was called by itself): as in
+            # Flower, the first reply sets the pattern for the others.
+            records = list(content.array_records.values())
+            try:
+                self._template = wire.to_numpy(records[0])
+            except Exception as error:
+                raise BadReplyError(f"no readable model in the reply: {error}") from error
+        return wire.unpack_model_reply(content, self._template)
+
+    # --- the loop -----------------------------------------------------------------------------
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> RunResult:
+        """Run the strategy; the signature is that of Flower's ``Strategy.start``.
+
+        Parameters
+        ----------
+        grid : Grid
+            Where the nodes are.
+        initial_arrays : ArrayRecord
+            The initial model.
+        num_rounds : int, default 3
+            Rounds to play. A one-round strategy plays one, whatever stands here.
+        timeout : float, default 3600
+            Seconds that nodes have for a reply.
+        train_config, evaluate_config : ConfigRecord, optional
+            Sent along with the messages.
+        evaluate_fn : callable, optional
+            Scores the global model at the server: before the first round and after each.
+
+        Returns
+        -------
+        RunResult
+            The final arrays, the metrics by round as in Flower, and the history.
+
+        Raises
+        ------
+        NotEnoughNodesError
+            If fewer than `min_nodes` nodes are connected when waiting ends.
+        RoundFailedError
+            If a round has fewer than `min_nodes` usable replies.
+        CheckpointError
+            If `resume` finds a checkpoint of another run.
+        """
+        grid = MeteredGrid.around(grid)
+        rounds = num_rounds if self.rounds_needed is None else self.rounds_needed
+        journal = self._open_journal(initial_arrays)
+        state = self._begin(initial_arrays, journal, evaluate_fn)
+        self._log_start(state, rounds)
+        counted = grid.total
+        if state.round < rounds:
+            self._meet_nodes(grid, journal)
+
+        stopped_because = self._reason_to_stop(state)
+        while state.round < rounds and not stopped_because:
+            number, started = state.round + 1, time.perf_counter()
+            self._exchange = Exchange(
+                server_round=number,
+                roster=self._roster,
+                grid=grid,
+                timeout=timeout,
+                inbox=journal.files if journal else None,
+                callbacks=self.callbacks,
+            )
+            outcome = self.play_round(
+                number,
+                state,
+                grid,
+                train_config or ConfigRecord(),
+                evaluate_config or ConfigRecord(),
+            )
+            record = RoundRecord(
+                round=number,
+                seconds=time.perf_counter() - started,
+                nodes_asked=tuple(self._exchange.asked),
+                nodes_answered=tuple(self._exchange.answered),
+                failures=tuple(self._exchange.failures),
+                traffic=grid.total - counted,
+                train_metrics=outcome.train_metrics,
+                evaluate_metrics=outcome.evaluate_metrics,
+                server_metrics=_evaluate(evaluate_fn, number, outcome.arrays),
+            )
+            counted = grid.total
+            state = state.after(record, outcome)
+            if journal:
+                journal.save(state)
+            logger.info("%s", record)
+            for callback in self.callbacks:
+                callback.on_round_end(record)
+            stopped_because = self._reason_to_stop(state)
+
+        result = state.result(stopped_because or "all rounds are done")
+        for callback in self.callbacks:
+            callback.on_end(result)
+        return result
+
+    def _open_journal(self, initial_arrays: ArrayRecord) -> Journal | None:
+        if self.checkpoint_dir is None:
+            return None
+        return Journal(
+            self.checkpoint_dir,
+            strategy=self._name,
+            seed=self.seed,
+            model=wire.to_numpy(initial_arrays),
+        )
+
+    def _begin(
+        self, initial_arrays: ArrayRecord, journal: Journal | None, evaluate_fn: EvaluateFn | None
+    ) -> ServerState:
+        saved = journal.load() if journal and self.resume else None
+        if saved is not None:
+            state = saved
+        else:
+            # A resumed run keeps its inbox: replies to an unfinished first round are still good.
+            if journal and not self.resume:
+                journal.forget()
+            arrays = wire.to_numpy(initial_arrays)
+            first = RoundRecord(0, server_metrics=_evaluate(evaluate_fn, 0, arrays))
+            state = ServerState(arrays, (first,))
+        if journal:
+            journal.write_history(state)
+        return state
+
+    def _log_start(self, state: ServerState, rounds: int) -> None:
+        logger.info("Starting %s: %d of %d rounds are done", self._name, state.round, rounds)
+        self.summary()
+        for callback in self.callbacks:
+            callback.on_start(self._name, rounds, state.round)
+
+    def _reason_to_stop(self, state: ServerState) -> str | None:
+        reasons = (rule(state.history) for rule in self.stop_rules)
+        return next((reason for reason in reasons if reason), None)
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    def _meet_nodes(self, grid: MeteredGrid, journal: Journal | None) -> None:
+        """Wait for the nodes, and learn their names where they are needed beforehand."""
+        nodes = self._connected(grid, self.wait_for_nodes or self.min_nodes)
+        self._roster.read_names(grid)
+        # Names are needed to choose nodes by seed and to recognise replies that were kept.
+        # Otherwise they come with the replies, and one-round methods stay at one round.
+        chooses = self.fraction_train < 1 or 0 < self.fraction_evaluate < 1
+        if chooses or (journal and journal.files.has_replies()):
+            self._roster.ask_names(grid, nodes, self.wait_seconds)
+
+    def _connected(self, grid: Grid, wanted: int) -> list[int]:
+        return wait_for_nodes(
+            grid, wanted=wanted, at_least=self.min_nodes, seconds=self.wait_seconds
+        )
+
+
+def _mean_of(answers: Sequence[Answer[Any]]) -> MetricRecord:
+    replies = [answer.value for answer in answers]
+    means = mean_metrics([r.metrics for r in replies], [r.num_examples for r in replies])
+    return MetricRecord(dict(means))
+
+
+def _evaluate(
+    evaluate_fn: EvaluateFn | None, server_round: int, arrays: Arrays
+) -> dict[str, float]:
+    if evaluate_fn is None:
+        return {}
+    return _scalars(evaluate_fn(server_round, wire.to_record(arrays)))
+
+
+def _scalars(metrics: MetricRecord | None) -> dict[str, float]:
+    return {k: v for k, v in (metrics or {}).items() if not isinstance(v, list)}

@@ -1,0 +1,75 @@
+"""The reference "global": all data in one place, which is what federated learning avoids.
+
+The nodes send their raw data, once, and the server trains on all of it: an upper mark for
+accuracy, and an honest count of the bytes that it costs. A node takes part only if its app was
+built to share (see `task_client_app`), which is for simulations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+from flwr.app import ConfigRecord
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from gems_flwr.averaging import Arrays
+from gems_flwr import wire
+from gems_flwr.runtime.seeding import derive_seed
+from gems_flwr.strategies.exchange import Answer
+from gems_flwr.strategies.loop import RoundLoop
+from gems_flwr.strategies.records import RoundOutcome, ServerState
+
+Fit = Callable[[Arrays, NDArray, NDArray, int], Arrays]
+
+
+@dataclass(kw_only=True, eq=False)
+class Pooled(RoundLoop):
+    """Train one model at the server on the data of all nodes.
+
+    Parameters
+    ----------
+    fit : callable
+        Gets the initial arrays, all inputs, all labels and a seed; returns trained arrays.
+    input_shape : tuple of int
+        Shape of one input, against which the nodes' data is checked.
+    **loop
+        See `RoundLoop`.
+    """
+
+    fit: Fit
+    input_shape: tuple[int, ...]
+
+    rounds_needed: ClassVar[int | None] = 1
+
+    def aggregate(self, answers: Sequence[Answer[wire.ModelReply]]) -> Arrays:
+        """Not used: nodes send data, not models."""
+        raise NotImplementedError("a pooled run aggregates data, not models")
+
+    def play_round(
+        self,
+        server_round: int,
+        state: ServerState,
+        grid: Grid,
+        train_config: ConfigRecord,
+        evaluate_config: ConfigRecord,
+    ) -> RoundOutcome:
+        """Collect the data and train on it."""
+        nodes = self.choose_nodes(server_round, grid, self.fraction_train, wire.TRAIN)
+        questions = self.messages(server_round, nodes, wire.SHARE_EXAMPLES, None, train_config)
+        answers = self.accept(
+            self.collect(questions),
+            partial(wire.unpack_examples_reply, input_shape=self.input_shape),
+            at_least=self.min_nodes,
+        )
+        features = np.concatenate([answer.value.features for answer in answers])
+        labels = np.concatenate([answer.value.labels for answer in answers])
+        seed = derive_seed(self.seed, "pooled")
+        return RoundOutcome(
+            arrays=self.fit(state.arrays, features, labels, seed),
+            details={"pooled_examples": len(labels)},
+        )
