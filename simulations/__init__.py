@@ -1,0 +1,1 @@
+"""The experiments: Hydra runs, the Flower app, data sets, models and reports."""

@@ -1,0 +1,28 @@
+"""The experiments' data sets: what the nodes train on, what the server owns, what is tested.
+
+Every loader has the shape ``(*, data_dir, seed, public, ...) -> Dataset``. The same arguments give
+the same samples in every process, so a Ray worker can load the data by itself instead of having it
+sent. The last data set loaded is kept in memory, because workers ask for it with every message.
+"""
+
+from simulations.data.examples import Dataset, Examples
+from simulations.data.files import DATA_VARIABLE, MissingDataError
+from simulations.data.images import cifar10, digits, fashion_mnist, ham10000, mnist
+from simulations.data.sampling import split_validation
+from simulations.data.vectors import cifar10_features, ham10000_features, tweets
+
+__all__ = [
+    "DATA_VARIABLE",
+    "Dataset",
+    "Examples",
+    "MissingDataError",
+    "cifar10",
+    "cifar10_features",
+    "digits",
+    "fashion_mnist",
+    "ham10000",
+    "ham10000_features",
+    "mnist",
+    "split_validation",
+    "tweets",
+]

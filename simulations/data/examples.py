@@ -1,0 +1,180 @@
+"""The two values that all experiments pass around: labelled examples, and a data set of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulations.data.sampling import stratified_sample
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Labelled examples, kept as they are stored (pixels stay bytes) to save memory.
+
+    Both arrays are read-only views: a data set is shared by all nodes of a process, and a node that
+    changed its share would change everybody's.
+
+    Parameters
+    ----------
+    features : np.ndarray
+        One row per example: uint8 pixels, or float16 / float32 feature vectors.
+    labels : np.ndarray
+        One class number per example, converted to int64.
+
+    Raises
+    ------
+    ValueError
+        If the labels are not a vector, or there is not exactly one label per row of features.
+    """
+
+    features: NDArray[Any]
+    labels: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        features = np.asarray(self.features).view()
+        labels = np.asarray(self.labels).astype(np.int64, copy=False).view()
+        if labels.ndim != 1 or features.ndim < 2 or len(features) != len(labels):
+            raise ValueError(
+                f"examples need one row of features per label, got features of shape "
+                f"{features.shape} and labels of shape {labels.shape}"
+            )
+        features.flags.writeable = False
+        labels.flags.writeable = False
+        object.__setattr__(self, "features", features)
+        object.__setattr__(self, "labels", labels)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, indices: NDArray[np.int64] | Sequence[int]) -> Self:
+        """Return the examples at these positions, in this order, as a copy."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        return type(self)(self.features[chosen], self.labels[chosen])
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Self]) -> Self:
+        """Join several parts to one, in the order given.
+
+        Raises
+        ------
+        ValueError
+            If there is no part, or their features differ in shape.
+        """
+        if not parts:
+            raise ValueError("there must be at least one part to concatenate, got none")
+        shapes = {part.features.shape[1:] for part in parts}
+        if len(shapes) > 1:
+            raise ValueError(f"parts differ in the shape of an example: {sorted(shapes)}")
+        return cls(
+            np.concatenate([part.features for part in parts]),
+            np.concatenate([part.labels for part in parts]),
+        )
+
+    def class_counts(self, classes: int) -> NDArray[np.int64]:
+        """Return how many examples each of the classes 0 … ``classes - 1`` has.
+
+        Raises
+        ------
+        ValueError
+            If a label is outside that range.
+        """
+        if len(self) and not 0 <= self.labels.min() <= self.labels.max() < classes:
+            raise ValueError(
+                f"labels must be 0 … {classes - 1}, got {self.labels.min()} … {self.labels.max()}"
+            )
+        return np.bincount(self.labels, minlength=classes).astype(np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A data set, split into what nodes get, what the server has, and what is tested.
+
+    Parameters
+    ----------
+    name : str
+        The name of the configuration, such as ``"mnist"``.
+    classes : int
+        Number of classes; labels are 0 … ``classes - 1``.
+    input_shape : tuple of int
+        Shape of one example: ``(channels, height, width)`` or ``(features,)``.
+    scale : float
+        A model sees ``features.astype(float32) * scale``. One constant per data set: statistics
+        of the pooled data are not to be had in a federation without communication.
+    train : Examples
+        Divided among the nodes; each node later keeps a part of its share for validation.
+    public : Examples
+        The server's own sample; never part of a node's data.
+    test : Examples
+        Held out from everybody.
+    """
+
+    name: str
+    classes: int
+    input_shape: tuple[int, ...]
+    scale: float
+    train: Examples
+    public: Examples
+    test: Examples
+
+    def __post_init__(self) -> None:
+        for part in ("train", "public", "test"):
+            examples: Examples = getattr(self, part)
+            if examples.features.shape[1:] != self.input_shape:
+                raise ValueError(
+                    f"{self.name}: {part} examples have shape {examples.features.shape[1:]}, "
+                    f"expected {self.input_shape}"
+                )
+            examples.class_counts(self.classes)  # refuses labels out of range
+
+
+def assemble(
+    name: str,
+    *,
+    classes: int,
+    scale: float,
+    pool: Examples,
+    test: Examples,
+    public: int,
+    seed: int,
+) -> Dataset:
+    """Take the server's public sample out of the training pool and build the data set.
+
+    The sample keeps the pool's class proportions. The rest stays in stored order.
+
+    Parameters
+    ----------
+    name, classes, scale, test
+        As in `Dataset`.
+    pool : Examples
+        All training examples.
+    public : int
+        Size of the public sample, 0 … ``len(pool) - 1``.
+    seed : int
+        Decides which examples become public.
+
+    Raises
+    ------
+    ValueError
+        If ``public`` is out of range.
+    """
+    if not isinstance(public, int) or not 0 <= public < len(pool):
+        raise ValueError(
+            f"dataset.public must be a whole number from 0 to {len(pool) - 1} "
+            f"for {name}, got {public!r}"
+        )
+    chosen = stratified_sample(pool.labels, public, np.random.default_rng(seed))
+    rest = np.setdiff1d(np.arange(len(pool)), chosen, assume_unique=True)
+    return Dataset(
+        name=name,
+        classes=classes,
+        input_shape=tuple(pool.features.shape[1:]),
+        scale=scale,
+        train=pool.take(rest),
+        public=pool.take(chosen),
+        test=test,
+    )

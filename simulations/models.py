@@ -1,0 +1,176 @@
+"""The experiments' models, as plain `torch.nn.Sequential` networks that return logits.
+
+Each takes batches shaped ``(n, *input_shape)``. The last module is always the linear output layer,
+which GEMS treats differently from the layers below. Dropout modules stay in place at rate 0, so
+that the names of the weights do not depend on the rate.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from torch import nn
+
+
+def logistic(*, input_shape: Sequence[int], classes: int) -> nn.Sequential:
+    """Build multinomial logistic regression.
+
+    Parameters
+    ----------
+    input_shape : sequence of int
+        Shape of one example; images are flattened.
+    classes : int
+        Number of outputs, at least 2.
+
+    Raises
+    ------
+    ValueError
+        If the shape or the number of classes is impossible.
+    """
+    shape = _checked(input_shape, classes)
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
+
+
+def mlp(
+    *,
+    input_shape: Sequence[int],
+    classes: int,
+    hidden: Sequence[int] = (50,),
+    dropout: float = 0.5,
+) -> nn.Sequential:
+    """Build a feed-forward network with ReLU, and dropout after each hidden layer.
+
+    The defaults are the GEMS paper's network for MNIST and HAM10000 (Appendix B.4); for CIFAR-10
+    the paper has 100 hidden neurons.
+
+    Parameters
+    ----------
+    input_shape : sequence of int
+        Shape of one example; images are flattened.
+    classes : int
+        Number of outputs, at least 2.
+    hidden : sequence of int
+        Number of neurons of each hidden layer, at least 1 each; none makes it `logistic`.
+    dropout : float
+        Rate, 0 ≤ dropout < 1.
+
+    Raises
+    ------
+    ValueError
+        If an option is out of range.
+    """
+    shape = _checked(input_shape, classes)
+    rate = _checked_rate("dropout", dropout)
+    widths = [math.prod(shape), *hidden]
+    if any(not isinstance(width, int) or width < 1 for width in widths):
+        raise ValueError(f"model.hidden must be whole numbers of at least 1, got {list(hidden)}")
+    layers: list[nn.Module] = [nn.Flatten()]
+    for inputs, outputs in itertools.pairwise(widths):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU(), nn.Dropout(rate)]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
+
+
+def cnn(
+    *,
+    input_shape: Sequence[int],
+    classes: int,
+    conv_dropout: float = 0.25,
+    dropout: float = 0.5,
+) -> nn.Sequential:
+    """Build the convolutional network of the dynamic-averaging paper.
+
+    Two 3×3 convolutions (32 and 64 filters), 2×2 max-pooling, a dense layer of 128 neurons:
+    1,199,882 weights for MNIST.
+
+    Parameters
+    ----------
+    input_shape : sequence of int
+        ``(channels, height, width)``, at least 6×6 pixels.
+    classes : int
+        Number of outputs, at least 2.
+    conv_dropout, dropout : float
+        Rates after the convolutions and after the dense layer, 0 ≤ rate < 1.
+
+    Raises
+    ------
+    ValueError
+        If the input is no image or too small, or a rate is out of range.
+    """
+    channels, height, width = _checked_image("cnn", input_shape, classes, smallest=6)
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, kernel_size=3),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, kernel_size=3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Dropout(_checked_rate("conv_dropout", conv_dropout)),
+        nn.Flatten(),
+        nn.Linear(64 * ((height - 4) // 2) * ((width - 4) // 2), 128),
+        nn.ReLU(),
+        nn.Dropout(_checked_rate("dropout", dropout)),
+        nn.Linear(128, classes),
+    )
+
+
+def lenet(*, input_shape: Sequence[int], classes: int) -> nn.Sequential:
+    """Build LeNet-5 with ReLU and max-pooling: 61,706 weights for MNIST.
+
+    The first convolution is padded by 2, which makes 28×28 input what LeNet's 32×32 was.
+
+    Parameters
+    ----------
+    input_shape : sequence of int
+        ``(channels, height, width)``, at least 12×12 pixels.
+    classes : int
+        Number of outputs, at least 2.
+
+    Raises
+    ------
+    ValueError
+        If the input is no image or too small.
+    """
+    channels, height, width = _checked_image("lenet", input_shape, classes, smallest=12)
+    return nn.Sequential(
+        nn.Conv2d(channels, 6, kernel_size=5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, kernel_size=5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16 * ((height // 2 - 4) // 2) * ((width // 2 - 4) // 2), 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+        nn.Linear(84, classes),
+    )
+
+
+def _checked(input_shape: Sequence[int], classes: int) -> tuple[int, ...]:
+    shape = tuple(input_shape)
+    if not shape or any(not isinstance(length, int) or length < 1 for length in shape):
+        raise ValueError(f"input_shape must be whole numbers of at least 1, got {shape}")
+    if classes < 2:
+        raise ValueError(f"classes must be at least 2, got {classes}")
+    return shape
+
+
+def _checked_image(
+    model: str, input_shape: Sequence[int], classes: int, *, smallest: int
+) -> tuple[int, int, int]:
+    shape = _checked(input_shape, classes)
+    if len(shape) != 3 or min(shape[1:]) < smallest:
+        raise ValueError(
+            f"model={model} needs images shaped (channels, height, width) of at least "
+            f"{smallest}×{smallest} pixels, got {shape}; model=logistic and model=mlp take any "
+            f"shape"
+        )
+    return shape[0], shape[1], shape[2]
+
+
+def _checked_rate(option: str, rate: float) -> float:
+    if not 0 <= rate < 1:
+        raise ValueError(f"model.{option} must be in [0, 1), got {rate}")
+    return rate
