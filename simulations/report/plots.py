@@ -1,0 +1,81 @@
+"""All plots of a report, as PNG files."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from simulations.report.accuracy_plot import accuracy_figure
+from simulations.report.figures import assign_styles, save
+from simulations.report.labels_plot import labels_figure
+from simulations.report.runs import Setting
+from simulations.report.summary import SettingSummary
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A plot on disk, and what to say to someone who cannot see it."""
+
+    path: Path
+    title: str
+    description: str
+
+
+def draw_plots(settings: Sequence[SettingSummary], folder: Path) -> dict[Setting, tuple[Plot, ...]]:
+    """Draw the plots of every setting.
+
+    Parameters
+    ----------
+    settings : Sequence[SettingSummary]
+        What to draw.
+    folder : Path
+        Where to write the PNG files; made if missing.
+
+    Returns
+    -------
+    dict[Setting, tuple[Plot, ...]]
+        The plots of each setting. One that would be empty is left out: accuracy against bytes
+        if nothing was sent, for instance, or labels if no run wrote its division of the data.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    styles = assign_styles(settings)
+    plots: dict[Setting, tuple[Plot, ...]] = {}
+    for summary, stem in zip(settings, _file_stems(settings), strict=True):
+        drawn: list[Plot] = []
+        for against in ("bytes", "rounds"):
+            figure = accuracy_figure(summary, styles, by_bytes=against == "bytes")
+            if figure is not None:
+                path = folder / f"{stem}-accuracy-{against}.png"
+                save(figure, path)
+                title = f"Accuracy against {against}"
+                drawn.append(Plot(path, title, _final_accuracies(summary)))
+        if summary.division is not None:
+            seed, division = summary.division
+            path = folder / f"{stem}-labels.png"
+            save(labels_figure(summary.setting.title, seed, division), path)
+            text = f"training examples of each class at each of {len(division.names)} nodes."
+            drawn.append(Plot(path, "Labels per node", text))
+        plots[summary.setting] = tuple(drawn)
+    return plots
+
+
+def _file_stems(settings: Sequence[SettingSummary]) -> list[str]:
+    stems: list[str] = []
+    for summary in settings:
+        stem = re.sub(r"[^a-z0-9._]+", "-", summary.setting.title.lower()).strip("-.")
+        # Two titles may differ only in characters that a file name should not have.
+        unique, number = stem, 1
+        while unique in stems:
+            number += 1
+            unique = f"{stem}-{number}"
+        stems.append(unique)
+    return stems
+
+
+def _final_accuracies(summary: SettingSummary) -> str:
+    parts = [
+        f"{method.name} {method.accuracy.mean:.3f}"
+        for method in summary.methods
+        if method.accuracy is not None
+    ]
+    return f"final accuracy {', '.join(parts)}."
