@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ class Journal:
                     f"the checkpoint in {self.files.folder} belongs to a run with {key} "
                     f"{meta.get(key)}, this run has {ours}; choose another checkpoint_dir"
                 )
-        history = tuple(RoundRecord.from_json(record) for record in meta["history"])
+        history = self._read_history(meta["round"])
         return ServerState(
             arrays=groups.get("arrays", {}),
             history=history,
@@ -71,16 +72,41 @@ class Journal:
         )
 
     def save(self, state: ServerState) -> None:
-        """Write the checkpoint of a finished round, and the history."""
-        meta = {
-            **self._identity,
-            "history": [record.to_json() for record in state.history],
-            "details": dict(state.details),
-        }
-        self.files.save({"arrays": state.arrays, "memory": state.memory}, meta)
-        self.write_history(state)
+        """Append the last round to the history, then write the checkpoint.
 
-    def write_history(self, state: ServerState) -> None:
-        """Write `rounds.jsonl`, whole: a resumed run must not repeat a line."""
-        lines = [json.dumps(record.to_json()) + "\n" for record in state.history]
-        write_atomically(self.files.folder / "rounds.jsonl", "".join(lines).encode())
+        In this order: a crash in between leaves a line too many, which `load` drops, never one
+        too few.
+        """
+        with self._history_path.open("ab") as file:
+            file.write(_line(state.history[-1]))
+            file.flush()
+            os.fsync(file.fileno())
+        meta = {**self._identity, "round": state.round, "details": dict(state.details)}
+        self.files.save({"arrays": state.arrays, "memory": state.memory}, meta)
+
+    def begin(self, state: ServerState) -> None:
+        """Write the history so far, whole: a resumed run must not repeat a line."""
+        lines = b"".join(_line(record) for record in state.history)
+        write_atomically(self._history_path, lines)
+
+    @property
+    def _history_path(self) -> Path:
+        return self.files.folder / "rounds.jsonl"
+
+    def _read_history(self, last_round: int) -> tuple[RoundRecord, ...]:
+        """Return rounds 0 to `last_round`; what was written after the checkpoint is left out."""
+        try:
+            lines = self._history_path.read_text().splitlines()[: last_round + 1]
+            history = tuple(RoundRecord.from_json(json.loads(line)) for line in lines)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{self._history_path} cannot be read: {error}") from error
+        if [record.round for record in history] != list(range(last_round + 1)):
+            raise CheckpointError(
+                f"{self._history_path} does not fit the checkpoint, which is after round "
+                f"{last_round}; remove both to start afresh"
+            )
+        return history
+
+
+def _line(record: RoundRecord) -> bytes:
+    return json.dumps(record.to_json()).encode() + b"\n"

@@ -62,6 +62,9 @@ class RoundLoop(Strategy):
         Source of all random choices.
     checkpoint_dir : path, optional
         Where to keep the state of the run, and `rounds.jsonl`.
+    keep_replies : bool, default True
+        Whether each reply is put into `checkpoint_dir` as it comes in, so that a run that is
+        interrupted in the middle of a round does not ask for it again.
     resume : bool, default False
         Whether to go on from `checkpoint_dir`. If there is nothing yet, the run starts.
     stop_rules : sequence of StopRule
@@ -77,6 +80,7 @@ class RoundLoop(Strategy):
     fraction_evaluate: float = 0.0
     seed: int = 0
     checkpoint_dir: str | Path | None = None
+    keep_replies: bool = True
     resume: bool = False
     stop_rules: Sequence[StopRule] = ()
     callbacks: Sequence[Callback] = ()
@@ -304,7 +308,7 @@ class RoundLoop(Strategy):
                 roster=self._roster,
                 grid=grid,
                 timeout=timeout,
-                inbox=journal.files if journal else None,
+                inbox=journal.files if journal and self.keep_replies else None,
                 callbacks=self.callbacks,
             )
             outcome = self.play_round(
@@ -363,7 +367,7 @@ class RoundLoop(Strategy):
             first = RoundRecord(0, server_metrics=_evaluate(evaluate_fn, 0, arrays))
             state = ServerState(arrays, (first,))
         if journal:
-            journal.write_history(state)
+            journal.begin(state)
         return state
 
     def _log_start(self, state: ServerState, rounds: int) -> None:

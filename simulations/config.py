@@ -1,0 +1,265 @@
+"""What a run consists of: the types behind `conf/`, and the way from overrides to a config.
+
+`conf/` holds the values, this module their types and ranges. Hydra refuses a key or a group
+that does not exist; what it lets through is checked here against the signature of whatever a
+group's ``_target_`` names, so that a new strategy or model needs no second declaration.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Optional
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.utils import get_object
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from gems_flwr.errors import GemsError
+from simulations.training import TrainOptions
+
+CONFIG_DIR = Path(__file__).resolve().parent.parent / "conf"
+GROUPS = ("strategy", "dataset", "partition", "model", "backend")
+# What a run is told for the sake of the person or the machine, not of the result.
+_NOT_IN_NAME = ("data_dir", "progress", "fresh", "label")
+
+
+class ConfigError(GemsError, ValueError):
+    """A config that cannot be run; the message names the key and the allowed values."""
+
+
+@dataclass
+class StopConfig:
+    """When to end before the last round."""
+
+    target: Optional[float] = None  # noqa: UP045 - omegaconf reads Optional
+    patience: Optional[int] = None  # noqa: UP045
+    metric: str = "accuracy"
+    goal: str = "max"
+
+    def __post_init__(self) -> None:
+        _require("stop.goal", self.goal, self.goal in ("max", "min"), "max or min")
+        _require(
+            "stop.patience",
+            self.patience,
+            self.patience is None or self.patience >= 1,
+            "at least 1, or null",
+        )
+
+
+@dataclass
+class BackendConfig:
+    """Where the nodes run."""
+
+    kind: str = "inprocess"
+    device: str = "cpu"
+    threads: int = 1
+    total_cpus: int = 2
+    client_cpus: int = 1
+    client_gpus: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require("backend.kind", self.kind, self.kind in ("inprocess", "ray"), "inprocess or ray")
+        _require("backend.device", self.device, self.device in ("cpu", "cuda"), "cpu or cuda")
+        for name in ("threads", "total_cpus", "client_cpus"):
+            value = getattr(self, name)
+            _require(f"backend.{name}", value, value >= 1, "at least 1")
+        _require("backend.client_gpus", self.client_gpus, self.client_gpus >= 0, "at least 0")
+
+
+@dataclass
+class RunConfig:
+    """One run. The meaning of each value stands in `conf/config.yaml`."""
+
+    nodes: int = 5
+    seed: int = 0
+    rounds: int = 1
+    data_dir: Optional[str] = None  # noqa: UP045
+    validation: float = 0.1
+    timeout: float = 3600.0
+    fresh: bool = False
+    label: Optional[str] = None  # noqa: UP045
+    progress: bool = True
+    stop: StopConfig = field(default_factory=StopConfig)
+    train: dict[str, Any] = field(default_factory=dict)
+    backend: BackendConfig = field(default_factory=BackendConfig)
+    strategy: dict[str, Any] = field(default_factory=dict)
+    dataset: dict[str, Any] = field(default_factory=dict)
+    partition: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _require("nodes", self.nodes, self.nodes >= 1, "at least 1")
+        _require("seed", self.seed, 0 <= self.seed < 2**63, "at least 0")
+        _require("rounds", self.rounds, self.rounds >= 1, "at least 1")
+        _require("validation", self.validation, 0 < self.validation < 1, "between 0 and 1")
+        _require("timeout", self.timeout, self.timeout > 0, "above 0")
+        _ = self.train_options
+
+    @property
+    def train_options(self) -> TrainOptions:
+        """How nodes train."""
+        try:
+            return TrainOptions(**self.train)
+        except ValueError as error:
+            raise ConfigError(f"train.{error}") from error
+
+    def to_json(self) -> str:
+        """Return the config as text: what a worker process gets, and what `config_of` reads."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> RunConfig:
+        """Return the config that `to_json` wrote."""
+        values = json.loads(text)
+        values["stop"] = StopConfig(**values["stop"])
+        values["backend"] = BackendConfig(**values["backend"])
+        return cls(**values)
+
+    def fingerprint(self) -> str:
+        """Return a short digest of everything that can change the result."""
+        values = {k: v for k, v in asdict(self).items() if k not in _NOT_IN_NAME}
+        text = json.dumps(values, sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+
+    def run_name(self) -> str:
+        """Return the folder of this run: the same config lands in the same place."""
+        n = self.names
+        setting = f"{n['dataset']}-{n['partition']}-{self.nodes}-{n['model']}"
+        return f"{setting}/{n['strategy']}-s{self.seed}-{self.fingerprint()}"
+
+
+def compose_config(overrides: Sequence[str]) -> RunConfig:
+    """Return the config for a list of Hydra overrides, as on the command line.
+
+    Raises
+    ------
+    ConfigError, hydra.errors.HydraException
+        If a key, a group or a value is not allowed.
+    """
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONFIG_DIR), version_base=None):
+        return to_run_config(compose("config", list(overrides), return_hydra_config=True))
+
+
+def to_run_config(config: DictConfig, choices: Mapping[str, Any] | None = None) -> RunConfig:
+    """Return the validated config that Hydra composed.
+
+    Parameters
+    ----------
+    config : DictConfig
+        The composed config; without `choices` it must hold Hydra's own part too.
+    choices : mapping, optional
+        Which file was chosen in each group.
+    """
+    chosen = config.hydra.runtime.choices if choices is None else choices
+    own = {key: config[key] for key in config if key != "hydra"}
+    for group in ("strategy", "dataset", "partition", "model"):
+        check_options(group, own[group], get_object(own[group]["_target_"]))
+    check_options("train", own["train"], TrainOptions)
+    own["names"] = {group: str(chosen[group]) for group in GROUPS}
+    try:
+        run = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RunConfig), own))
+    except OmegaConfBaseException as error:
+        raise ConfigError(str(error)) from error
+    assert isinstance(run, RunConfig)
+    return run
+
+
+def check_options(group: str, node: DictConfig, target: Callable[..., Any]) -> None:
+    """Check keys, and the types of their values, against what `target` accepts.
+
+    Raises
+    ------
+    ConfigError
+        Names the key and what is allowed.
+    """
+    accepted = inspect.signature(target).parameters
+    hints = typing.get_type_hints(target)
+    for key, value in node.items():
+        name = str(key)
+        if name in ("_target_", "_convert_"):
+            continue
+        if name not in accepted:
+            allowed = ", ".join(sorted(str(k) for k in node if k in accepted)) or "none"
+            raise ConfigError(f"there is no {group}.{name}; the options of {group} are: {allowed}")
+        kinds = _plain_types(hints.get(name))
+        if kinds and not _fits(value, kinds):
+            wanted = " or ".join("null" if k is type(None) else k.__name__ for k in kinds)
+            raise ConfigError(f"{group}.{name} must be {wanted}, got {value!r}")
+
+
+def _plain_types(hint: Any) -> tuple[type, ...]:
+    """Return the builtin types that a hint allows; nothing where it allows anything else."""
+    if typing.get_origin(hint) is typing.Literal:
+        return (str,)
+    parts = (
+        typing.get_args(hint)
+        if typing.get_origin(hint) in (typing.Union, types.UnionType)
+        else (hint,)
+    )
+    plain = (bool, int, float, str, type(None))
+    return tuple(parts) if all(part in plain for part in parts) else ()
+
+
+def _fits(value: Any, kinds: tuple[type, ...]) -> bool:
+    if isinstance(value, bool):
+        return bool in kinds
+    return isinstance(value, kinds) or (isinstance(value, int) and float in kinds)
+
+
+def _require(key: str, value: Any, holds: bool, allowed: str) -> None:
+    if not holds:
+        raise ConfigError(f"{key} must be {allowed}, got {value!r}")
+
+
+def explain(error: Exception, overrides: Sequence[str] = ()) -> str:
+    """Return a complaint of Hydra's or ours in a few plain lines, with what would be allowed.
+
+    Parameters
+    ----------
+    error : Exception
+        What composing a config raised.
+    overrides : sequence of str
+        What it was composed from.
+    """
+    text = f"{error}\n{error.__cause__ or error.__context__ or ''}"
+    full_key = re.search(r"full_key: (\S+)", text)
+    if full_key is None:
+        return str(error).split("Config search path")[0].strip()
+    key = full_key.group(1)
+    if "not in" not in text:
+        return text.replace("Error merging override", "cannot set").split("    full_key")[0].strip()
+    section, _, name = key.rpartition(".")
+    where = f" in {section}" if section else ""
+    return f"there is no key '{name}'{where}; the keys are: {_keys_beside(key, overrides)}"
+
+
+def _keys_beside(key: str, overrides: Sequence[str]) -> str:
+    """Return the keys that exist where `key` does not."""
+    others = [each for each in overrides if not each.lstrip("+~").startswith(key)]
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONFIG_DIR), version_base=None):
+        node = compose("config", [each for each in others if "," not in each])
+    for part in key.split(".")[:-1]:
+        node = node[part]
+    return ", ".join(str(each) for each in node if str(each) not in ("_target_", "_convert_"))
+
+
+def _run_name(*, _root_: DictConfig) -> str:
+    return to_run_config(_root_).run_name()
+
+
+OmegaConf.register_new_resolver("run_name", _run_name, replace=True)
+ConfigStore.instance().store(name="run_schema", node=RunConfig)

@@ -1,0 +1,264 @@
+"""A run's parts, built from its config, the same on the server and in every worker process."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, MetricRecord
+from hydra.utils import get_class, instantiate
+from numpy.typing import NDArray
+from torch import nn
+
+from gems_flwr import scoring, wire
+from gems_flwr.averaging import Arrays
+from gems_flwr.client import Report, Task
+from gems_flwr.runtime.seeding import derive_seed
+from gems_flwr.strategies import (
+    Callback,
+    PatienceExhausted,
+    RoundLoop,
+    StopRule,
+    TargetReached,
+    split_members,
+)
+from simulations.config import ConfigError, RunConfig
+from simulations.data import Dataset, Examples, split_validation
+from simulations.training import fit, probabilities, tensors
+
+
+@dataclass(frozen=True)
+class Share:
+    """One node's data."""
+
+    train: Examples
+    validation: Examples
+
+
+class Experiment:
+    """Data, model and strategy of one run.
+
+    Parameters
+    ----------
+    config : RunConfig
+        A validated config.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+
+    # --- data ---------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def dataset(self) -> Dataset:
+        """The data set, with its test part and public sample."""
+        loaded = self._build(
+            "dataset", data_dir=self.config.data_dir, seed=derive_seed(self.config.seed, "data")
+        )
+        assert isinstance(loaded, Dataset)
+        return loaded
+
+    @functools.cached_property
+    def shares(self) -> Sequence[Share]:
+        """Every node's data."""
+        config, pool = self.config, self.dataset.train
+        partition = self._build("partition")
+        try:
+            parts = partition(
+                pool.labels,
+                nodes=config.nodes,
+                classes=self.dataset.classes,
+                seed=derive_seed(config.seed, "partition"),
+            )
+        except ValueError as error:
+            raise ConfigError(f"partition={config.names['partition']}: {error}") from error
+        return [self._share(pool.take(part), node) for node, part in enumerate(parts)]
+
+    def _share(self, examples: Examples, node: int) -> Share:
+        seed = derive_seed(self.config.seed, "validation", node)
+        train, validation = split_validation(examples.labels, self.config.validation, seed)
+        return Share(examples.take(train), examples.take(validation))
+
+    def label_counts(self) -> dict[str, Any]:
+        """Return how many examples of each class every node has, for reports."""
+        classes = self.dataset.classes
+        return {
+            "classes": classes,
+            "nodes": [
+                {
+                    "name": str(node),
+                    "train": share.train.class_counts(classes).tolist(),
+                    "validation": share.validation.class_counts(classes).tolist(),
+                }
+                for node, share in enumerate(self.shares)
+            ],
+        }
+
+    # --- model --------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _initial_model(self) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(self.config.seed, "initial-weights"))
+            model = self._build(
+                "model", input_shape=self.dataset.input_shape, classes=self.dataset.classes
+            )
+        assert isinstance(model, nn.Module)
+        return model
+
+    def build_model(self) -> nn.Module:
+        """Return a model with initial weights that depend on the run's seed only."""
+        # Copied, because Hydra takes longer to build a small model than a node to train it.
+        return copy.deepcopy(self._initial_model)
+
+    def fit(self, model: nn.Module, examples: Examples, seed: int) -> dict[str, float]:
+        """Train a model in place with the run's options."""
+        backend = self.config.backend
+        return fit(
+            model,
+            examples,
+            scale=self.dataset.scale,
+            options=self.config.train_options,
+            seed=seed,
+            device=backend.device,
+            threads=backend.threads,
+        )
+
+    def predict(self, model: nn.Module, examples: Examples) -> NDArray:
+        """Return the model's class probabilities."""
+        backend = self.config.backend
+        return probabilities(
+            model,
+            examples,
+            scale=self.dataset.scale,
+            device=backend.device,
+            threads=backend.threads,
+        )
+
+    # --- the node's side ----------------------------------------------------------------------
+
+    def task(self, node: int) -> NodeTask:
+        """Return what node number `node` can do."""
+        if not 0 <= node < self.config.nodes:
+            raise ConfigError(
+                f"partition-id {node} does not exist: the run's config has nodes="
+                f"{self.config.nodes}; give the federation as many nodes, or set nodes=…"
+            )
+        return NodeTask(self, self.shares[node])
+
+    # --- the server's side --------------------------------------------------------------------
+
+    def initial_arrays(self) -> ArrayRecord:
+        """Return the initial model as the server sends it."""
+        return ArrayRecord(self.build_model().state_dict())
+
+    def strategy(self, folder: Path, callbacks: Sequence[Callback]) -> RoundLoop:
+        """Return the strategy, which keeps its checkpoint in `folder`."""
+        config = self.config
+        target = get_class(config.strategy["_target_"])
+        accepted = {setting.name for setting in dataclasses.fields(target)}
+        # Some strategies work with the server's own data or model; they get what they name.
+        offered = {"fit": self._fit_pooled, "input_shape": self.dataset.input_shape}
+        strategy = self._build(
+            "strategy",
+            seed=config.seed,
+            wait_for_nodes=config.nodes,
+            checkpoint_dir=folder,
+            resume=True,
+            stop_rules=self._stop_rules(),
+            callbacks=list(callbacks),
+            **{name: value for name, value in offered.items() if name in accepted},
+        )
+        assert isinstance(strategy, RoundLoop)
+        return strategy
+
+    def _stop_rules(self) -> list[StopRule]:
+        stop = self.config.stop
+        rules: list[StopRule] = []
+        if stop.target is not None:
+            rules.append(TargetReached(stop.target, stop.metric, stop.goal))  # type: ignore[arg-type]
+        if stop.patience is not None:
+            rules.append(PatienceExhausted(stop.patience, stop.metric, stop.goal))  # type: ignore[arg-type]
+        return rules
+
+    def _fit_pooled(self, arrays: Arrays, features: NDArray, labels: NDArray, seed: int) -> Arrays:
+        model = self.build_model()
+        load_arrays(model, arrays)
+        self.fit(model, Examples(features, labels), seed)
+        return wire.to_numpy(ArrayRecord(model.state_dict()))
+
+    def evaluate(self, strategy: RoundLoop, arrays: ArrayRecord) -> MetricRecord:
+        """Score a strategy's arrays on the test set."""
+        test = self.dataset.test
+        members = []
+        for member in split_members(wire.to_numpy(arrays)).values():
+            model = self.build_model()
+            load_arrays(model, member)
+            members.append(self.predict(model, test))
+        return MetricRecord(dict(strategy.score(members, test.labels)))
+
+    def _build(self, group: str, **arguments: Any) -> Any:
+        """Instantiate what a config group names; a value out of range is the config's fault."""
+        options = getattr(self.config, group)
+        try:
+            return instantiate(options, **arguments)
+        except Exception as error:
+            # Hydra wraps whatever the target raises.
+            cause = error.__cause__ or error
+            if isinstance(cause, ValueError):
+                raise ConfigError(f"{group}={self.config.names[group]}: {cause}") from error
+            raise cause from None
+
+
+class NodeTask(Task):
+    """What one node of an experiment does with its share of the data."""
+
+    def __init__(self, experiment: Experiment, share: Share) -> None:
+        self._experiment = experiment
+        self._share = share
+
+    def build_model(self) -> nn.Module:
+        """Return the experiment's model."""
+        return self._experiment.build_model()
+
+    def train(self, model: nn.Module, *, seed: int, config: Mapping[str, Any]) -> Report:
+        """Train on the node's training part."""
+        metrics = self._experiment.fit(model, self._share.train, seed)
+        return Report(len(self._share.train), metrics)
+
+    def evaluate(self, model: nn.Module, *, config: Mapping[str, Any]) -> Report:
+        """Score on the node's validation part."""
+        validation = self._share.validation
+        metrics = scoring.score(self._experiment.predict(model, validation), validation.labels)
+        return Report(len(validation), metrics)
+
+    def validation_data(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the node's validation part as the model sees it."""
+        return tensors(
+            self._share.validation,
+            scale=self._experiment.dataset.scale,
+            device=torch.device(self._experiment.config.backend.device),
+        )
+
+    def shared_examples(self) -> tuple[NDArray, NDArray]:
+        """Return the raw training data, if this is the pooled reference run."""
+        if self._experiment.config.names["strategy"] != "global":
+            raise PermissionError("only strategy=global may ask for raw data")
+        return self._share.train.features, self._share.train.labels
+
+
+def load_arrays(model: nn.Module, arrays: Arrays) -> None:
+    """Load numpy arrays into a model; names and shapes must match."""
+    model.load_state_dict({name: torch.from_numpy(a.copy()) for name, a in arrays.items()})
+
+
+@functools.lru_cache(maxsize=4)
+def experiment_of(config: str) -> Experiment:
+    """Return the experiment of a config in JSON, building it once per process."""
+    return Experiment(RunConfig.from_json(config))

@@ -1,0 +1,105 @@
+"""Run federated learning: ``python -m simulations.run strategy=fedavg dataset=mnist nodes=5``.
+
+With ``-m`` a comma means "each of": ``-m strategy=fedavg,local seed=0,1,2``. A run lands in a
+folder named after its config; one that is finished is skipped, one that was interrupted goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+
+from gems_flwr.errors import GemsError
+from simulations.backends import run_on_backend
+from simulations.config import CONFIG_DIR, RunConfig, explain, to_run_config
+from simulations.data import MissingDataError
+from simulations.execution import finished_result, run_server
+from simulations.experiment import experiment_of
+from simulations.progress import ProgressBar
+
+
+def run(config: RunConfig, folder: Path, console: Console | None = None) -> dict[str, Any]:
+    """Run one config, or return the result that it had.
+
+    Parameters
+    ----------
+    config : RunConfig
+        What to run.
+    folder : Path
+        Where to write; the same config must come with the same folder to be resumed.
+    console : Console, optional
+        Where to show progress.
+
+    Returns
+    -------
+    dict
+        What `result.json` holds.
+    """
+    console = console or Console(stderr=True)
+    done = None if config.fresh else finished_result(config, folder)
+    if done is not None:
+        console.print(f"[dim]{os.path.relpath(folder)}: finished already[/dim]", soft_wrap=True)
+        return done
+    # Whatever is wrong with data or partition shows before any node starts.
+    experiment = experiment_of(config.to_json())
+    _ = experiment.shares
+    # Failures are shown by the progress bar; Flower's own log would break its lines.
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    bar = ProgressBar(config.label or config.names["strategy"], console)
+    with bar if config.progress else contextlib.nullcontext():
+        callbacks = [bar] if config.progress else []
+        result = run_on_backend(
+            config, lambda grid: run_server(experiment, grid, folder, callbacks)
+        )
+    console.print(_line(config, result, folder), highlight=False, soft_wrap=True)
+    return result
+
+
+def _line(config: RunConfig, result: dict[str, Any], folder: Path) -> str:
+    accuracy = "–" if result["accuracy"] is None else f"{result['accuracy']:.4f}"
+    return (
+        f"[bold]{config.label or result['strategy']:<18}[/bold] accuracy {accuracy}  "
+        f"{result['rounds']} rounds  {result['bytes_up'] / 1e6:.3f} MB up  "
+        f"{result['bytes_down'] / 1e6:.3f} MB down  {result['seconds']:.1f} s  "
+        f"[dim]{os.path.relpath(folder)}[/dim]"
+    )
+
+
+@hydra.main(version_base=None, config_path=str(CONFIG_DIR), config_name="config")
+def _hydra_main(config: DictConfig) -> float | None:
+    hydra_config = HydraConfig.get()
+    run_config = to_run_config(config, hydra_config.runtime.choices)
+    result = run(run_config, Path(hydra_config.runtime.output_dir))
+    accuracy = result["accuracy"]
+    return None if accuracy is None else float(accuracy)
+
+
+def main() -> int:
+    """Run from the command line; return the exit status."""
+    # Without it Hydra prints its own shortened trace and exits; we want the error itself.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    console = Console(stderr=True)
+    try:
+        _hydra_main()
+    except (HydraException, OmegaConfBaseException, GemsError, MissingDataError) as error:
+        console.print(explain(error, sys.argv[1:]), style="red", markup=False, highlight=False)
+        return 2
+    except KeyboardInterrupt:
+        console.print("Interrupted; the same command goes on from the last finished round.")
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
