@@ -205,15 +205,12 @@ class Experiment:
 
     def _build(self, group: str, **arguments: Any) -> Any:
         """Instantiate what a config group names; a value out of range is the config's fault."""
-        options = getattr(self.config, group)
+        # In two steps, because Hydra would turn the arguments into configs of its own.
+        build = instantiate(getattr(self.config, group), _partial_=True, _convert_="all")
         try:
-            return instantiate(options, **arguments)
-        except Exception as error:
-            # Hydra wraps whatever the target raises.
-            cause = error.__cause__ or error
-            if isinstance(cause, ValueError):
-                raise ConfigError(f"{group}={self.config.names[group]}: {cause}") from error
-            raise cause from None
+            return build(**arguments)
+        except ValueError as error:
+            raise ConfigError(f"{group}={self.config.names[group]}: {error}") from error
 
 
 class NodeTask(Task):

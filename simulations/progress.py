@@ -33,6 +33,8 @@ class ProgressBar(Callback):
             TextColumn("{task.fields[status]}"),
             console=console,
             transient=True,
+            # In a log file a bar would leave an empty line for each run.
+            disable=not console.is_terminal,
         )
         self._task = self._progress.add_task(title, total=None, status="")
         self._asked = self._answered = 0

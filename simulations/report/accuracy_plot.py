@@ -200,4 +200,4 @@ def _tick_text(value: float) -> str:
 
 def _legend_columns(summary: SettingSummary) -> int:
     longest = max(len(_REFERENCE_NOTES.get(method.name, method.name)) for method in summary.methods)
-    return 3 if longest <= 24 else 2 if longest <= 40 else 1
+    return 3 if longest <= 18 else 2 if longest <= 32 else 1

@@ -77,9 +77,9 @@ over seeds. The bar behind the number runs from 0 to 1.</dd>
 <dd>Mean wall-clock time of a run; how many seeds the mean is over; how many nodes failed, summed
 over runs. The column of failures is there only if a node failed.</dd>
 <dt>global, local</dt>
-<dd>Reference runs, not competitors: <em>global</em> trains on all data in one place, <em>local</em>
-lets each node learn alone and gives the mean over nodes. Nothing is sent in either, so plots show
-them as level lines.</dd>
+<dd>Reference runs, not competitors: <em>global</em> trains on all data in one place (its
+bytes are those of the raw data), <em>local</em> lets each node learn alone and gives the mean over
+nodes. Plots show them as level lines.</dd>
 <dt>curves and points</dt>
 <dd>Methods with several rounds are curves, averaged over seeds round by round, with a band of one
 standard deviation; thin lines are single seeds, shown where some ran longer than others. Methods

@@ -1,0 +1,117 @@
+"""What the tests share: a tiny node that needs no data, and ways to make it misbehave."""
+
+from __future__ import annotations
+
+import os
+
+# Before torch or Flower are imported anywhere: no telemetry, no update check.
+os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from gems_flwr import wire
+from gems_flwr.client.guard import fault_reply_mod, node_name
+from gems_flwr.runtime import InProcessGrid
+
+Arrays = dict[str, np.ndarray]
+
+
+@pytest.fixture(autouse=True)
+def quiet_flower(caplog: pytest.LogCaptureFixture):
+    """Let caplog see our lines and keep them off the screen."""
+    logger = logging.getLogger("flwr")
+    before = logger.propagate, logger.handlers[:]
+    logger.propagate, logger.handlers[:] = True, []
+    yield
+    logger.propagate, logger.handlers[:] = before
+
+
+def small_model() -> Arrays:
+    """A model with a matrix, a vector, a counter and a scalar."""
+    return {
+        "weight": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "bias": np.zeros(2, dtype=np.float64),
+        "steps": np.array(7, dtype=np.int64),
+    }
+
+
+def initial_arrays() -> ArrayRecord:
+    """The small model as Flower sends it."""
+    return wire.to_record(small_model())
+
+
+Behaviour = Callable[[Message, Context], Message | None]
+
+
+def toy_app(behaviours: Mapping[int, Behaviour] | None = None, guarded: bool = True) -> ClientApp:
+    """Return an app whose node k adds k + 1 to every weight and counts k + 1 examples.
+
+    Parameters
+    ----------
+    behaviours : mapping from int to callable, optional
+        What a partition does instead when it is asked to train.
+    guarded : bool
+        Whether faults are turned into error replies on the node.
+    """
+    app = ClientApp()
+    mods = [fault_reply_mod] if guarded else []
+
+    @app.train(mods=mods)
+    def train(message: Message, context: Context) -> Message:
+        node = int(context.node_config["partition-id"])
+        if behaviours and node in behaviours:
+            return behaviours[node](message, context)
+        return train_reply(message, context)
+
+    @app.evaluate(mods=mods)
+    def evaluate(message: Message, context: Context) -> Message:
+        node = int(context.node_config["partition-id"])
+        weight = message.content["arrays"]["weight"].numpy()
+        metrics = {"mean_weight": float(weight.mean())}
+        content = wire.pack_metrics_reply(metrics, num_examples=node + 1, name=str(node))
+        return Message(content, reply_to=message)
+
+    @app.query("introduce", mods=mods)
+    def introduce(message: Message, context: Context) -> Message:
+        return Message(wire.pack_name(node_name(context)), reply_to=message)
+
+    return app
+
+
+def train_reply(message: Message, context: Context, **changed: Any) -> Message:
+    """Return the honest reply of a toy node, with some of its parts changed."""
+    node = int(context.node_config["partition-id"])
+    arrays = wire.to_numpy(message.content["arrays"])
+    trained = {
+        key: array + array.dtype.type(node + 1) if array.dtype.kind == "f" else array
+        for key, array in arrays.items()
+    }
+    trained.update(changed.pop("arrays", {}))
+    metrics = {"num-examples": node + 1, "loss": 1.0 / (node + 1), **changed.pop("metrics", {})}
+    content = RecordDict(
+        {"arrays": wire.to_record(trained), "metrics": MetricRecord(metrics), **changed}
+    )
+    content["node"] = wire.pack_name(str(node))["node"]
+    return Message(content, reply_to=message)
+
+
+@pytest.fixture
+def grid() -> InProcessGrid:
+    """Five well-behaved toy nodes."""
+    return InProcessGrid(toy_app(), 5)
+
+
+def record_equal(left: ArrayRecord, right: ArrayRecord) -> bool:
+    """Whether two records hold the same bits."""
+    a, b = wire.to_numpy(left), wire.to_numpy(right)
+    return a.keys() == b.keys() and all(
+        a[k].dtype == b[k].dtype and a[k].tobytes() == b[k].tobytes() for k in a
+    )

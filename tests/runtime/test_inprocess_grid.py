@@ -1,0 +1,140 @@
+"""The embedded backend is as strict as real Flower."""
+
+import time
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from conftest import initial_arrays, toy_app, train_reply
+from gems_flwr.runtime import InProcessGrid
+
+
+def ask(grid, timeout=None, content=None):
+    outgoing = [
+        Message(content or RecordDict({"arrays": initial_arrays()}), node, "train")
+        for node in grid.get_node_ids()
+    ]
+    return list(grid.send_and_receive(outgoing, timeout=timeout))
+
+
+def app_of(handler):
+    app = ClientApp()
+    app.train()(handler)
+    return app
+
+
+def test_a_node_cannot_change_the_servers_arrays():
+    shared = RecordDict({"arrays": initial_arrays()})
+
+    def meddle(message, context):
+        message.content["arrays"]["weight"] = Array(np.full((2, 3), -1, np.float32))
+        message.content["config"] = ConfigRecord({"mine": 1})
+        return Message(RecordDict(), reply_to=message)
+
+    ask(InProcessGrid(app_of(meddle), 3), content=shared)
+    assert (shared["arrays"]["weight"].numpy() == np.arange(6).reshape(2, 3)).all()
+    assert "config" not in shared
+
+
+def test_a_nodes_state_lasts_from_message_to_message_and_is_its_own():
+    def count(message, context):
+        seen = context.state["seen"]["n"] if "seen" in context.state else 0
+        context.state["seen"] = ConfigRecord({"n": seen + 1})
+        reply = ConfigRecord({"n": seen + 1, "node": context.node_config["partition-id"]})
+        return Message(RecordDict({"r": reply}), reply_to=message)
+
+    grid = InProcessGrid(app_of(count), 3)
+    for expected in (1, 2, 3):
+        replies = ask(grid)
+        assert [r.content["r"]["n"] for r in replies] == [expected] * 3
+        assert sorted(r.content["r"]["node"] for r in replies) == [0, 1, 2]
+
+
+def test_a_handler_that_raises_gives_an_error_reply_and_its_state_is_what_it_was():
+    calls = []
+
+    def fail_at_first(message, context):
+        calls.append(1)
+        before = len(context.state)
+        context.state["x"] = ConfigRecord({"n": 1})
+        if len(calls) == 1:
+            raise KeyError("nothing there")
+        return Message(RecordDict({"r": ConfigRecord({"n": before})}), reply_to=message)
+
+    grid = InProcessGrid(app_of(fail_at_first), 1)
+    (error,) = ask(grid)
+    assert error.error.code == 2
+    where = "KeyError: 'nothing there' (in fail_at_first, test_inprocess_grid.py"
+    assert where in error.error.reason
+    assert [ask(grid)[0].content["r"]["n"] for _ in range(2)] == [0, 1]
+
+
+def test_an_app_that_exits_ends_only_its_own_reply():
+    def leave(message, context):
+        raise SystemExit(3)
+
+    (reply,) = ask(InProcessGrid(app_of(leave), 1))
+    assert "the app exited: SystemExit(3)" in reply.error.reason
+
+
+def test_no_reply_is_no_reply():
+    assert ask(InProcessGrid(app_of(lambda message, context: None), 2)) == []
+
+
+def test_something_else_than_a_message_is_an_error():
+    (reply,) = ask(InProcessGrid(app_of(lambda message, context: "fine"), 1))
+    assert reply.has_error()
+
+
+def test_a_reply_that_cannot_be_sent_is_an_error():
+    def unsendable(message, context):
+        record = ArrayRecord({"a": Array(np.zeros(1))})
+        record["a"].data = 3.5
+        return Message(RecordDict({"arrays": record}), reply_to=message)
+
+    (reply,) = ask(InProcessGrid(app_of(unsendable), 1))
+    assert reply.has_error()
+
+
+def test_a_sleeper_is_left_behind_and_the_others_are_not_late():
+    def sleeper(message, context):
+        time.sleep(3)
+        return train_reply(message, context)
+
+    started = time.monotonic()
+    replies = ask(InProcessGrid(toy_app({1: sleeper}), 4), timeout=0.5)
+    assert len(replies) == 3
+    assert time.monotonic() - started < 2.5
+
+
+def test_a_message_is_delivered_once(grid):
+    node = next(iter(grid.get_node_ids()))
+    ids = list(
+        grid.push_messages([Message(RecordDict({"arrays": initial_arrays()}), node, "train")])
+    )
+    assert len(list(grid.pull_messages(ids))) == 1
+    assert list(grid.pull_messages(ids)) == []
+
+
+def test_a_message_to_nobody_is_refused(grid):
+    with pytest.raises(ValueError, match="there is no node 17"):
+        grid.push_messages([Message(RecordDict(), 17, "train")])
+
+
+def test_node_ids_tell_nothing_about_the_order_of_the_data():
+    grid = InProcessGrid(toy_app(), 10)
+    by_id = [int(node.name) for node in sorted(grid.get_nodes(), key=lambda n: n.node_id)]
+    assert sorted(by_id) == list(range(10))
+    assert by_id != list(range(10))
+
+
+def test_nodes_can_have_configs_of_their_own():
+    def tell(message, context):
+        config = ConfigRecord({"site": context.node_config["site"], **context.run_config})
+        return Message(RecordDict({"r": config}), reply_to=message)
+
+    grid = InProcessGrid(app_of(tell), [{"site": "north"}, {"site": "south"}], {"lr": 0.5})
+    assert sorted(r.content["r"]["site"] for r in ask(grid)) == ["north", "south"]
+    assert all(r.content["r"]["lr"] == 0.5 for r in ask(grid))

@@ -1,0 +1,90 @@
+"""The house keeps its rooms apart: imports go one way."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LIBRARY = ROOT / "gems_flwr"
+
+# What may know of Flower; everything else in the library is mathematics.
+SHELL = ("strategies", "client", "runtime", "wire.py")
+# A lower room never imports from a higher one.
+STOREYS = [
+    "simulations",
+    "gems_flwr.strategies",
+    "gems_flwr.client",
+    "gems_flwr.runtime",
+    "gems_flwr.wire",
+]
+
+
+def imports(path):
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def modules(folder):
+    return sorted(p for p in folder.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", modules(LIBRARY), ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_library_imports_neither_the_experiments_nor_hydra(path):
+    roots = {name.split(".")[0] for name in imports(path)}
+    assert not roots & {"simulations", "hydra", "omegaconf", "matplotlib", "ray", "tests"}
+
+
+@pytest.mark.parametrize("path", modules(LIBRARY), ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_mathematics_does_not_know_flower(path):
+    if path.relative_to(LIBRARY).parts[0] in SHELL:
+        pytest.skip("part of the Flower shell")
+    assert not [name for name in imports(path) if name.split(".")[0] == "flwr"]
+    shell = {f"gems_flwr.{room.removesuffix('.py')}" for room in SHELL}
+    used = {".".join(name.split(".")[:2]) for name in imports(path)}
+    assert not used & shell
+
+
+@pytest.mark.parametrize(
+    "path", modules(LIBRARY) + modules(ROOT / "simulations"), ids=lambda p: str(p.relative_to(ROOT))
+)
+def test_no_room_imports_from_a_storey_above(path):
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    floor = next((i for i, s in enumerate(STOREYS) if (name + ".").startswith(s + ".")), None)
+    if floor is None:
+        pytest.skip("not on a storey")
+    above = STOREYS[:floor]
+    # Clients and strategies share what lies below them, and nothing else.
+    if STOREYS[floor] == "gems_flwr.strategies":
+        above = [*above, "gems_flwr.client"]
+    wrong = [i for i in imports(path) if any((i + ".").startswith(s + ".") for s in above)]
+    assert not wrong
+
+
+def test_record_keys_are_spelled_out_in_the_wire_module_alone():
+    keys = {"server-round", "num-examples", "run-seed"}
+    for path in modules(LIBRARY):
+        if path.name == "wire.py":
+            continue
+        tree = ast.parse(path.read_text())
+        strings = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
+        assert not keys & {s for s in strings if isinstance(s, str)}, path
+
+
+def test_nothing_unpickles():
+    for path in modules(LIBRARY) + modules(ROOT / "simulations"):
+        text = path.read_text()
+        assert not {n.split(".")[0] for n in imports(path)} & {"pickle", "dill", "joblib"}, path
+        assert "torch.load" not in text, path
+        assert "allow_pickle=True" not in text, path
+
+
+def test_the_strategies_folder_of_the_top_level_is_the_librarys():
+    link = ROOT / "strategies"
+    assert link.is_symlink()
+    assert link.resolve() == (LIBRARY / "strategies").resolve()
