@@ -1,0 +1,243 @@
+"""The class-moment cone: what a linear layer must do on a node's classes.
+
+Beyond the papers (2019, Section 4.6 asks for richer spaces). A node sends, for each class c
+that it holds, the count, mean and covariance of the *inputs of the linear layer*; a class
+may be cut into several clusters, each an entry of its own. For a rival j::
+
+    m_cj = (w_c - w_j)^T mu_c + b_c - b_j        mean of the margin
+    v_cj = (w_c - w_j)^T Sigma_c (w_c - w_j)     variance of the margin
+
+A layer is good enough if ``m_cj >= kappa(epsilon) * sqrt(v_cj)`` and ``m_cj > 0`` for every
+entry and rival: a second-order cone, convex for epsilon of at least 1/2. A class that the
+node never saw is only ever a rival, so missing classes need no correction.
+
+Decided here: ``kappa`` is the normal quantile (``gaussian``) or ``sqrt(eps / (1 - eps))``
+(``cantelli``), which by Cantelli's inequality holds for *any* distribution with these
+moments. Strictness (``m > 0``) keeps out the zero layer, which ties on every sample.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.stats import norm
+
+from gems_flwr.spaces.covariance import (
+    FullCovariance,
+    LowRankCovariance,
+    Values,
+    check_values,
+    dense,
+    pack_values,
+    unpack_values,
+)
+from gems_flwr.spaces.errors import (
+    SpaceError,
+    check_array,
+    check_integer,
+    check_keys,
+    check_number,
+    take,
+)
+from gems_flwr.spaces.layout import unflatten_linear
+from gems_flwr.spaces.margins import ConeMargins, distance_to_cone
+
+Rule = Literal["gaussian", "cantelli"]
+
+
+def kappa(epsilon: float, rule: Rule) -> float:
+    """Return how many standard deviations the mean margin must be above zero."""
+    if rule == "gaussian":
+        return float(norm.ppf(epsilon))
+    return math.sqrt(epsilon / (1 - epsilon))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClassMomentCone:
+    """Moments per class of the inputs of a linear layer, and the layers they allow.
+
+    Parameters
+    ----------
+    num_classes : int
+        Classes of the task, at least 2, whether the node holds them or not.
+    labels : int array of shape (entries,)
+        Class of each entry, from 0 to ``num_classes - 1``.
+    counts : int array of shape (entries,)
+        Samples behind each entry, at least 1.
+    means : array of shape (entries, features), float32 or int8
+        Mean input of each entry.
+    covariance : FullCovariance or LowRankCovariance
+        Spread of the inputs of each entry.
+    epsilon : float
+        Share of each entry to be told from each rival, in [0.5, 1).
+    rule : {"gaussian", "cantelli"}
+        How ``epsilon`` becomes a number of standard deviations.
+    total_count : int
+        All samples of the node: the counts plus ``withheld_count``.
+    withheld : tuple of int
+        Classes with too few samples to be sent.
+    withheld_count : int
+        Samples in the withheld classes.
+    privacy : tuple of float, optional
+        Epsilon and delta of a differentially private release.
+
+    Raises
+    ------
+    SpaceError
+        If anything is malformed or the counts do not add up.
+    """
+
+    kind: ClassVar[str] = "cone"
+    num_classes: int
+    labels: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    means: Values
+    covariance: FullCovariance | LowRankCovariance
+    epsilon: float = 0.5
+    rule: Rule = "gaussian"
+    total_count: int = 0
+    withheld: tuple[int, ...] = ()
+    withheld_count: int = 0
+    privacy: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        set_ = object.__setattr__
+        set_(self, "num_classes", check_integer("num_classes", self.num_classes, 2, 10**6))
+        set_(self, "labels", check_array("labels", self.labels, (None,), 1e18, np.int64))
+        entries = int(self.labels.size)
+        classes = [*self.labels.tolist(), *self.withheld]
+        if not all(0 <= c < self.num_classes for c in classes):
+            raise SpaceError("labels", f"classes 0 to {self.num_classes - 1}", sorted(set(classes)))
+        set_(self, "counts", check_array("counts", self.counts, (entries,), 1e15, np.int64))
+        if int(self.counts.min()) < 1:
+            raise SpaceError("counts", "at least 1 each", int(self.counts.min()))
+        if self.covariance.shape[0] != entries:
+            raise SpaceError("covariance", f"{entries} entries", self.covariance.shape[0])
+        set_(self, "means", check_values("means", self.means, self.covariance.shape))
+        set_(self, "epsilon", check_number("epsilon", self.epsilon, 0.5, 1 - 1e-9))
+        if self.rule not in ("gaussian", "cantelli"):
+            raise SpaceError("rule", "gaussian or cantelli", repr(self.rule))
+        set_(self, "withheld", tuple(int(c) for c in self.withheld))
+        set_(self, "withheld_count", check_integer("withheld_count", self.withheld_count, 0))
+        stated = self.total_count or int(self.counts.sum()) + self.withheld_count
+        set_(self, "total_count", check_integer("total_count", stated, 1))
+        if int(self.counts.sum()) + self.withheld_count != self.total_count:
+            summed = f"{int(self.counts.sum())} + {self.withheld_count} withheld"
+            raise SpaceError("total_count", f"the sum of the counts, {summed}", self.total_count)
+        if self.privacy is not None:
+            epsilon, delta = self.privacy
+            pair = (check_number("dp_epsilon", epsilon, 0, 1e6), check_number("delta", delta, 0, 1))
+            set_(self, "privacy", pair)
+
+    @property
+    def num_features(self) -> int:
+        """Inputs of the linear layer."""
+        return self.covariance.shape[1]
+
+    @property
+    def dimension(self) -> int:
+        """Number of weights and biases of the layer."""
+        return self.num_classes * (self.num_features + 1)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all arrays on the wire."""
+        return sum(int(a.nbytes) for a in self.to_arrays()[0].values())
+
+    @property
+    def kappa(self) -> float:
+        """Standard deviations that a mean margin must be above zero."""
+        return kappa(self.epsilon, self.rule)
+
+    def margins(self, w: ArrayLike) -> ConeMargins:
+        """Return mean and deviation of every entry's margin over every rival."""
+        weight, bias = unflatten_linear(w, self.num_classes, self.num_features)
+        return ConeMargins.of(self, weight, bias)
+
+    def margin(self, w: ArrayLike) -> float:
+        """Return the smallest ``m - kappa * sqrt(v)``, in units of the logits."""
+        return float(self.margins(w).slack(self.kappa).min())
+
+    def contains(self, w: ArrayLike) -> bool:
+        """Return whether every entry is told from every rival well enough."""
+        margins = self.margins(w)
+        return bool(margins.slack(self.kappa).min() >= 0 and margins.mean.min() > 0)
+
+    def distance(self, w: ArrayLike) -> float:
+        """Return the Euclidean distance from ``w`` to the closed cone, from below.
+
+        Found by cutting planes: never above the true distance, and within 1e-6 of it
+        unless the planes run out. The closed cone holds the zero layer, so the distance
+        is never above ``|w|``.
+        """
+        return distance_to_cone(self, np.asarray(w, dtype=np.float64).reshape(-1), self.kappa)
+
+    def guaranteed_accuracy(self, w: ArrayLike) -> float:
+        """Return the accuracy on the node's sent samples that Cantelli guarantees.
+
+        Per entry ``1 - sum_j v / (v + m^2)`` over the rivals with positive margin (union
+        bound; 0 if any margin is not positive), weighted by the counts.
+        """
+        failures = self.margins(w).cantelli_failure().sum(axis=1)
+        safe = np.clip(1 - failures, 0, 1)
+        return float((safe * self.counts).sum() / self.counts.sum())
+
+    def to_arrays(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """Return the arrays and the plain values that describe the cone."""
+        arrays: dict[str, NDArray[Any]] = {
+            "labels": self.labels.astype(np.int32),
+            "counts": self.counts,
+            **pack_values("means", self.means),
+            **self.covariance.to_arrays(),
+        }
+        fields = ("num_classes", "epsilon", "rule", "total_count", "withheld_count")
+        meta: dict[str, Any] = {"kind": self.kind, "form": self.covariance.form}
+        meta |= {name: getattr(self, name) for name in fields}
+        meta |= {"num_features": self.num_features, "withheld": list(self.withheld)}
+        return arrays, meta | {"privacy": list(self.privacy) if self.privacy else None}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> ClassMomentCone:
+        """Build a cone from what `to_arrays` returned, checking everything again."""
+        form = take(meta, "form", "the cone's meta")
+        if form not in (FullCovariance.form, LowRankCovariance.form):
+            raise SpaceError("form", "full or low_rank", repr(form))
+        kinds = FullCovariance if form == FullCovariance.form else LowRankCovariance
+        own = ("labels", "counts", "means", "means.codes", "means.scales")
+        check_keys(arrays, (*own, *kinds.keys), f"a {form} cone")
+        features = check_integer("num_features", take(meta, "num_features", "meta"), 1, 10**7)
+        covariance: FullCovariance | LowRankCovariance
+        if form == FullCovariance.form:
+            covariance = FullCovariance.from_arrays(arrays, features)
+        else:
+            covariance = LowRankCovariance.from_arrays(arrays)
+        if covariance.shape[1] != features:
+            raise SpaceError("num_features", f"{covariance.shape[1]} as in the arrays", features)
+        privacy, withheld = meta.get("privacy"), meta.get("withheld", [])
+        if not isinstance(withheld, list) or not all(type(c) is int for c in withheld):
+            raise SpaceError("withheld", "a list of class indices", repr(withheld)[:80])
+        if privacy is not None and (not isinstance(privacy, list) or len(privacy) != 2):
+            raise SpaceError("privacy", "a list of epsilon and delta, or null", repr(privacy)[:80])
+        return cls(
+            num_classes=take(meta, "num_classes", "the cone's meta"),
+            labels=take(arrays, "labels", "the cone's arrays"),
+            counts=take(arrays, "counts", "the cone's arrays"),
+            means=unpack_values("means", arrays),
+            covariance=covariance,
+            epsilon=take(meta, "epsilon", "the cone's meta"),
+            rule=take(meta, "rule", "the cone's meta"),
+            total_count=check_integer("total_count", take(meta, "total_count", "meta"), 1),
+            withheld=tuple(withheld),
+            withheld_count=meta.get("withheld_count", 0),
+            privacy=None if privacy is None else (privacy[0], privacy[1]),
+        )
+
+
+def mean_values(cone: ClassMomentCone) -> NDArray[np.float64]:
+    """Return the means of a cone's entries in double precision."""
+    return dense(cone.means).astype(np.float64)

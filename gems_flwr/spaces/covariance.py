@@ -1,0 +1,177 @@
+"""Covariances of the entries of a class-moment cone: full, or low rank plus diagonal.
+
+Beyond the papers, which name richer spaces as the way forward (2019, Section 4.6). A full
+covariance of D features is sent as its upper triangle, ``4 D (D + 1) / 2`` bytes. A low-rank
+one is ``F F^T + diag(s^2)``, with F of shape (D, r); F and s may be in int8.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gems_flwr.spaces.errors import MAX_WEIGHT, SpaceError, check_array, take
+from gems_flwr.spaces.quantized import QuantizedArray
+
+Values = NDArray[np.float32] | QuantizedArray
+
+
+def dense(values: Values) -> NDArray[np.float32]:
+    """Return plain float32 values, whether they are stored in int8 or not."""
+    return values.dense() if isinstance(values, QuantizedArray) else values
+
+
+def check_values(key: str, values: object, shape: tuple[int | None, ...]) -> Values:
+    """Return ``values`` checked; int8 values stay as they are."""
+    if isinstance(values, QuantizedArray):
+        check_array(key, values.dense(), shape)
+        return values
+    return check_array(key, values, shape)
+
+
+def pack_values(key: str, values: Values) -> dict[str, NDArray[Any]]:
+    """Return the arrays that `unpack_values` turns back into ``values``."""
+    if isinstance(values, QuantizedArray):
+        return {f"{key}.codes": values.codes, f"{key}.scales": values.scales}
+    return {key: values}
+
+
+def unpack_values(key: str, arrays: Mapping[str, Any]) -> Any:
+    """Return the values stored under ``key``, in int8 if their codes are there."""
+    if f"{key}.codes" in arrays:
+        scales = take(arrays, f"{key}.scales", "the int8 arrays")
+        return QuantizedArray(arrays[f"{key}.codes"], scales)
+    return take(arrays, key, "the cone's arrays")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FullCovariance:
+    """One symmetric positive semi-definite matrix per entry.
+
+    Parameters
+    ----------
+    matrices : float32 array of shape (entries, D, D)
+        Second central moments, divided by the count.
+
+    Raises
+    ------
+    SpaceError
+        If a matrix is not symmetric or has an eigenvalue clearly below zero.
+    """
+
+    form: ClassVar[str] = "full"
+    keys: ClassVar[tuple[str, ...]] = ("triangles",)
+    matrices: NDArray[np.float32]
+
+    def __post_init__(self) -> None:
+        shape = np.shape(self.matrices)
+        side = shape[-1] if len(shape) == 3 else None
+        matrices = check_array("matrices", self.matrices, (None, side, side), MAX_WEIGHT**2)
+        object.__setattr__(self, "matrices", matrices)
+        for index, matrix in enumerate(matrices):
+            scale = float(np.abs(matrix).max())
+            skew = float(np.abs(matrix - matrix.T).max())
+            if skew > 1e-5 * scale:
+                raise SpaceError(f"matrices[{index}]", "a symmetric matrix", f"off by {skew:g}")
+            # Float32 storage moves eigenvalues by about 1e-7 of the trace; allow ten times that.
+            slack = 1e-6 * float(np.trace(matrix, dtype=np.float64)) + 1e-12
+            try:
+                np.linalg.cholesky(matrix.astype(np.float64) + slack * np.eye(matrix.shape[0]))
+            except np.linalg.LinAlgError:
+                lowest = float(np.linalg.eigvalsh(matrix.astype(np.float64))[0])
+                raise SpaceError(
+                    f"matrices[{index}]", "no negative eigenvalue", f"{lowest:g}"
+                ) from None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Entries and features."""
+        return self.matrices.shape[0], self.matrices.shape[1]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the upper triangles."""
+        entries, side = self.shape
+        return 4 * entries * side * (side + 1) // 2
+
+    def dense_matrix(self, index: int) -> NDArray[np.float64]:
+        """Return one entry's covariance."""
+        return np.asarray(self.matrices[index], dtype=np.float64)
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the upper triangles, row by row."""
+        rows, columns = np.triu_indices(self.shape[1])
+        return {"triangles": np.ascontiguousarray(self.matrices[:, rows, columns])}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Any], side: int) -> FullCovariance:
+        """Rebuild the matrices from their upper triangles."""
+        length = side * (side + 1) // 2
+        given = take(arrays, "triangles", "the cone's arrays")
+        triangles = check_array("triangles", given, (None, length), MAX_WEIGHT**2)
+        rows, columns = np.triu_indices(side)
+        matrices = np.zeros((triangles.shape[0], side, side), dtype=np.float32)
+        matrices[:, rows, columns] = triangles
+        matrices[:, columns, rows] = triangles
+        return cls(matrices)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LowRankCovariance:
+    """``F F^T + diag(deviations ** 2)`` per entry: positive semi-definite by construction.
+
+    Parameters
+    ----------
+    factors : array of shape (entries, D, r), float32 or int8
+        Top eigenvectors times the square roots of their eigenvalues.
+    deviations : array of shape (entries, D), float32 or int8
+        Standard deviations of what the factors leave, not negative.
+    """
+
+    form: ClassVar[str] = "low_rank"
+    keys: ClassVar[tuple[str, ...]] = (
+        *("factors", "factors.codes", "factors.scales"),
+        *("deviations", "deviations.codes", "deviations.scales"),
+    )
+    factors: Values
+    deviations: Values
+
+    def __post_init__(self) -> None:
+        factors = check_values("factors", self.factors, (None, None, None))
+        entries, features, _ = factors.shape
+        deviations = check_values("deviations", self.deviations, (entries, features))
+        lowest = float(dense(deviations).min())
+        if lowest < 0:
+            raise SpaceError("deviations", "values of at least 0", lowest)
+        object.__setattr__(self, "factors", factors)
+        object.__setattr__(self, "deviations", deviations)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Entries and features."""
+        return self.factors.shape[0], self.factors.shape[1]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes as stored."""
+        return int(self.factors.nbytes + self.deviations.nbytes)
+
+    def dense_matrix(self, index: int) -> NDArray[np.float64]:
+        """Return one entry's covariance."""
+        factor = dense(self.factors)[index].astype(np.float64)
+        matrix = factor @ factor.T
+        matrix[np.diag_indices_from(matrix)] += dense(self.deviations)[index].astype(float) ** 2
+        return np.asarray(matrix)
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the stored arrays."""
+        return pack_values("factors", self.factors) | pack_values("deviations", self.deviations)
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Any]) -> LowRankCovariance:
+        """Rebuild from what `to_arrays` returned."""
+        return cls(unpack_values("factors", arrays), unpack_values("deviations", arrays))

@@ -1,0 +1,87 @@
+"""An array in eight bits: signed codes times a scale per group.
+
+The papers send 32-bit weights. A class moment needs less: the covariance factor only has to
+give the spread of a margin. Codes run from -127 to 127, the scale is the largest
+absolute value of the group over 127, so that zero stays zero and rounding is off by half
+a step at most.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from gems_flwr.spaces.errors import MAX_WEIGHT, SpaceError, check_array
+
+LEVELS = 127
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class QuantizedArray:
+    """Int8 codes and the scales they are multiplied with.
+
+    Parameters
+    ----------
+    codes : int8 array
+        Values from -127 to 127.
+    scales : float32 array
+        Same number of axes as ``codes``, length 1 or equal on each; not negative.
+    """
+
+    codes: NDArray[np.int8]
+    scales: NDArray[np.float32]
+
+    def __post_init__(self) -> None:
+        codes = np.asarray(self.codes)
+        if codes.dtype != np.int8:
+            raise SpaceError("codes", "dtype int8", f"dtype {codes.dtype}")
+        scales = np.asarray(self.scales)
+        fits = scales.ndim == codes.ndim and all(
+            s in (1, c) for s, c in zip(scales.shape, codes.shape, strict=True)
+        )
+        if not fits:
+            raise SpaceError("scales", f"a shape that broadcasts to {codes.shape}", scales.shape)
+        set_ = object.__setattr__
+        set_(self, "codes", check_array("codes", codes, codes.shape, LEVELS, np.int8))
+        set_(self, "scales", check_array("scales", scales, scales.shape, MAX_WEIGHT))
+        if float(self.scales.min(initial=0.0)) < 0:
+            raise SpaceError("scales", "values of at least 0", float(self.scales.min()))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array that is stood for."""
+        return self.codes.shape
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes and scales together."""
+        return int(self.codes.nbytes + self.scales.nbytes)
+
+    def dense(self) -> NDArray[np.float32]:
+        """Return the values as float32."""
+        return self.codes.astype(np.float32) * self.scales
+
+
+def quantize(values: ArrayLike, axis: int, round_up: bool = False) -> QuantizedArray:
+    """Return ``values`` in int8, one scale per group.
+
+    Parameters
+    ----------
+    values : array
+        What to store.
+    axis : int
+        The axis along which one scale is shared.
+    round_up : bool
+        Round away from zero, so that a standard deviation is never understated.
+    """
+    array = np.asarray(values, dtype=np.float64)
+    scales = np.abs(array).max(axis=axis, keepdims=True) / LEVELS
+    safe = np.where(scales > 0, scales, 1.0)
+    # The float32 scale is what the reader multiplies with, so codes are made from it.
+    stored = np.nextafter(safe.astype(np.float32), np.float32(np.inf), dtype=np.float32)
+    steps = array / stored.astype(np.float64)
+    rounded = np.sign(steps) * np.ceil(np.abs(steps) - 1e-9) if round_up else np.rint(steps)
+    codes = np.clip(rounded, -LEVELS, LEVELS).astype(np.int8)
+    return QuantizedArray(codes, np.where(scales > 0, stored, 0).astype(np.float32))
