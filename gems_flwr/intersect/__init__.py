@@ -1,0 +1,27 @@
+"""Server side: a point of the intersection, or a proof that there is none."""
+
+from gems_flwr.intersect.balls import intersect_balls, two_balls
+from gems_flwr.intersect.cones import ConeOptions, PublicSample, solve_cones
+from gems_flwr.intersect.equation2 import descend_equation2
+from gems_flwr.intersect.front import intersect
+from gems_flwr.intersect.mixed import intersect_convex
+from gems_flwr.intersect.pooled import PooledMoments, pool_moments
+from gems_flwr.intersect.result import Intersection, Select, Status
+from gems_flwr.intersect.unions import intersect_unions
+
+__all__ = [
+    "ConeOptions",
+    "Intersection",
+    "PooledMoments",
+    "PublicSample",
+    "Select",
+    "Status",
+    "descend_equation2",
+    "intersect",
+    "intersect_balls",
+    "intersect_convex",
+    "intersect_unions",
+    "pool_moments",
+    "solve_cones",
+    "two_balls",
+]
