@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import eigh
+from scipy.sparse.linalg import eigsh
 
 from gems_flwr.spaces.cone import ClassMomentCone, mean_values
 from gems_flwr.spaces.covariance import LowRankCovariance
@@ -21,17 +21,31 @@ from gems_flwr.spaces.quantized import quantize
 Float = NDArray[np.float64]
 
 
+def top_eigenpairs(covariance: Float, rank: int) -> tuple[Float, Float]:
+    """Return the largest eigenvalues (r,) and their vectors (D, r)."""
+    side = len(covariance)
+    if 3 * rank >= side or side < 64:
+        values, vectors = np.linalg.eigh(covariance)
+        return values[-rank:], vectors[:, -rank:]
+    # Lanczos is some ten times faster than all eigenvalues; a fixed start keeps it
+    # reproducible.
+    start = np.random.default_rng(0).standard_normal(side)
+    values, vectors = eigsh(covariance, k=rank, v0=start)
+    return values, vectors
+
+
 def factor(covariance: Float, rank: int) -> tuple[Float, Float]:
     """Return the factor (D, r) and the residual deviations (D,) of one covariance."""
-    side = len(covariance)
-    rank = min(rank, side)
-    values, vectors = eigh(covariance, subset_by_index=[side - rank, side - 1])
+    values, vectors = top_eigenpairs(covariance, min(rank, len(covariance)))
     top = vectors * np.sqrt(np.maximum(values, 0))
-    residual = covariance - top @ top.T
-    diagonal = np.maximum(np.diag(residual), 0)
+    diagonal = np.maximum(np.diag(covariance) - (top**2).sum(axis=1), 0)
     squared = float((diagonal**2).sum())
-    inflation = float((residual**2).sum()) / squared if squared > 0 else 1.0
-    return top, np.sqrt(diagonal * max(1.0, inflation))
+    # Eigenvectors are orthogonal, so the residual's squared size is a difference; below
+    # rounding there is no residual to speak of.
+    size = float((covariance**2).sum())
+    residual = size - float((np.maximum(values, 0) ** 2).sum())
+    inflation = max(1.0, residual / squared) if residual > 1e-12 * size and squared > 0 else 1.0
+    return top, np.sqrt(diagonal * inflation)
 
 
 def low_rank(covariances: Float, rank: int, int8: bool) -> LowRankCovariance:

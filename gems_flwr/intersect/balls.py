@@ -134,7 +134,9 @@ class _Problem:
 
     def deepest(self, x: Float) -> tuple[Float, int]:
         """Return the multipliers of the point with the largest smallest margin."""
-        steps, t = 0, -float(self.radii.min())
+        # No margin exceeds the smallest radius; at that t the smallest ball is a point.
+        t = -float(self.radii.min())
+        x, steps = self.solve(t, x, early=False)
         for _ in range(30):
             # For these multipliers the dual is zero at the larger root of a quadratic in t.
             mean = float(x @ self.radii)

@@ -45,8 +45,7 @@ class ConeOptions:
     Parameters
     ----------
     ridge : float
-        Weight of ``|W|^2`` (on scaled features), at least 0; 1e-4 for pixels, 1e-5 for
-        ReLU features.
+        Weight of ``|W|^2`` on scaled features, at least 0.
     iterations : int
         L-BFGS steps at most.
     points : int
@@ -55,7 +54,7 @@ class ConeOptions:
         Where the objective is evaluated.
     """
 
-    ridge: float = 1e-4
+    ridge: float = 3e-4
     iterations: int = 200
     points: int = 9
     device: str = "cpu"

@@ -116,8 +116,8 @@ class _CuttingPlanes:
                 x = np.append(old, np.zeros(len(problem.g) - len(old)))
 
             def stop(w: Float, value: float) -> bool:
-                enough = not self.only_cones and value > 1e-9
-                return enough or (early and in_all(spaces, self.origin + w))
+                # Not at the first proof of emptiness: the least violating point is wanted.
+                return early and value <= 0 and in_all(spaces, self.origin + w)
 
             x, steps = maximise_dual(problem, x, stop, tolerance=self.tolerance / 10)
             self.steps += steps

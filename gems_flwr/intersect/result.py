@@ -93,14 +93,14 @@ def walk_from(spaces: Sequence[Space], start: Float, goal: Float) -> Float:
     The papers descend from the average and stop at the first feasible point. The spaces are
     convex and the goal lies in all of them, so on the straight way the feasible part is
     an interval that ends at the goal; bisection finds where it begins, and the verified
-    end is returned.
+    end is returned. On the way no margin may be negative, not even within rounding.
     """
     if in_all(spaces, start):
         return start
     low, high = 0.0, 1.0
     for _ in range(40):
         middle = (low + high) / 2
-        if in_all(spaces, start + middle * (goal - start)):
+        if min(node_margins(spaces, start + middle * (goal - start))) >= 0:
             high = middle
         else:
             low = middle

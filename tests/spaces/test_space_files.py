@@ -1,0 +1,118 @@
+"""Spaces survive the way to a file and back; files that are not spaces are refused."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from gems_flwr.spaces import (
+    Ball,
+    BallSet,
+    ClassMomentCone,
+    Ellipsoid,
+    FullCovariance,
+    LowRankCovariance,
+    Radius,
+    SpaceError,
+    load_space,
+    quantize,
+    save_space,
+    space_from_arrays,
+    space_to_arrays,
+)
+
+RNG = np.random.default_rng(0)
+ROOTS = RNG.normal(size=(2, 4, 4))
+BALL = Ball(RNG.normal(size=15), Radius(1.5, "worst", 0.9, 12))
+COMMON = {"num_classes": 3, "labels": [0, 2], "counts": [40, 50], "withheld": (1,)}
+COMMON |= {"withheld_count": 3, "total_count": 93, "epsilon": 0.75, "rule": "cantelli"}
+MEANS = RNG.normal(size=(2, 4))
+LOW = LowRankCovariance(
+    quantize(RNG.normal(size=(2, 4, 2)), axis=1),
+    quantize(RNG.uniform(size=(2, 4)), axis=1, round_up=True),
+)
+SPACES = {
+    "ball": BALL,
+    "ellipsoid": Ellipsoid(BALL.center, np.full(15, 0.5), Radius(2.0, "certified", 0.4)),
+    "ball_set": BallSet((BALL, Ball(-BALL.center, Radius(0.0, "growing", 0.2)))),
+    "full": ClassMomentCone(
+        means=MEANS, covariance=FullCovariance(ROOTS @ ROOTS.transpose(0, 2, 1)), **COMMON
+    ),
+    "int8": ClassMomentCone(
+        means=quantize(MEANS, axis=1), covariance=LOW, privacy=(1.0, 1e-5), **COMMON
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_a_file_gives_back_the_same_space(name, tmp_path):
+    space = SPACES[name]
+    path = tmp_path / "space.safetensors"
+    size = save_space(path, space)
+    again = load_space(path)
+    arrays, meta = space_to_arrays(space)
+    arrays_again, meta_again = space_to_arrays(again)
+    assert meta == meta_again
+    assert arrays.keys() == arrays_again.keys()
+    for key, value in arrays.items():
+        np.testing.assert_array_equal(value, arrays_again[key])
+        assert value.dtype == arrays_again[key].dtype
+    w = RNG.normal(size=15)
+    assert again.distance(w) == space.distance(w)
+    assert space.size_bytes <= size + 16
+    assert size <= space.size_bytes + 1200
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_missing_and_extra_arrays_are_refused(name):
+    arrays, meta = space_to_arrays(SPACES[name])
+    for key in arrays:
+        with pytest.raises(SpaceError):
+            space_from_arrays({k: v for k, v in arrays.items() if k != key}, meta)
+    with pytest.raises(SpaceError, match="extra"):
+        space_from_arrays(arrays | {"surprise": np.zeros(1)}, meta)
+    for key in ("kind", "radius" if "radius" in meta else "epsilon"):
+        if key in meta:
+            with pytest.raises(SpaceError):
+                space_from_arrays(arrays, {k: v for k, v in meta.items() if k != key})
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("ball", {"kind": "cube"}),
+        ("ball", {"radius": 3.0}),
+        ("ball", {"radius": {"value": -1.0, "method": "worst"}}),
+        ("ball_set", {"radii": "none"}),
+        ("ball_set", {"radii": [{"value": 1.0, "method": "worst"}]}),
+        ("full", {"num_features": 5}),
+        ("full", {"form": "round"}),
+        ("full", {"num_classes": 2}),
+        ("full", {"total_count": 94}),
+        ("full", {"withheld": 1}),
+        ("full", {"privacy": 3}),
+        ("int8", {"num_features": 5}),
+        ("int8", {"epsilon": "high"}),
+    ],
+)
+def test_meta_that_does_not_fit_is_refused(name, change):
+    arrays, meta = space_to_arrays(SPACES[name])
+    with pytest.raises(SpaceError):
+        space_from_arrays(arrays, meta | change)
+
+
+def test_files_that_hold_no_space_are_refused_by_name(tmp_path):
+    junk = tmp_path / "junk.safetensors"
+    junk.write_bytes(b"not a tensor file at all")
+    with pytest.raises(SpaceError, match="junk"):
+        load_space(junk)
+    foreign = tmp_path / "foreign.safetensors"
+    save_file({"center": np.zeros(3, np.float32)}, str(foreign))
+    with pytest.raises(SpaceError, match=r"foreign\.safetensors: format"):
+        load_space(foreign)
+    for header in ({"version": "9"}, {"meta": "[]"}, {"meta": "{"}):
+        meta = {"format": "gems-space", "version": "1", "meta": json.dumps({"kind": "ball"})}
+        save_file({"center": np.zeros(3, np.float32)}, str(foreign), metadata=meta | header)
+        with pytest.raises(SpaceError, match="foreign"):
+            load_space(foreign)
