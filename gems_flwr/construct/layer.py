@@ -5,14 +5,16 @@ every class score is affine in R. `LayerData` holds c and the inputs, `Rays` the
 at c and their slopes along a bunch of directions.
 
 Decided here: data stay where they are and move to the layer's device in chunks, so
-neither they nor the (samples x directions x classes) slopes have to fit at once. Random
-directions come from NumPy's generator, whose stream does not depend on the chunk size.
+neither they nor the (samples x classes x directions) slopes have to fit at once. Random
+directions are drawn one by one on the CPU, so that they depend on the seed alone, not on
+the chunk size or the device.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -86,6 +88,15 @@ class LayerData:
 
     def augmented(self, rows: slice) -> tuple[Tensor, Tensor]:
         """Return inputs with a column of ones (if there is a bias) and labels of some rows."""
+        if self.inputs.numel() * self.weight.element_size() <= CHUNK_BYTES:
+            return self._whole[0][rows], self._whole[1][rows]
+        return self._augment(rows)
+
+    @cached_property
+    def _whole(self) -> tuple[Tensor, Tensor]:
+        return self._augment(slice(None))
+
+    def _augment(self, rows: slice) -> tuple[Tensor, Tensor]:
         x = self.inputs[rows].to(self.weight)
         y = self.labels[rows].to(self.weight.device, torch.long)
         if self.bias is not None:
@@ -121,11 +132,14 @@ class LayerData:
             yield slice(start, start + step)
 
     def slopes(self, directions: Tensor, x: Tensor) -> Tensor:
-        """Return how class scores change along directions, shape (n, p, classes)."""
-        matrices = self.matrix(directions)
-        p, classes, width = matrices.shape
-        flat = x @ matrices.reshape(p * classes, width).T
-        return two_sided(flat.reshape(len(x), p, classes))
+        """Return how class scores change along directions, shape (n, classes, p)."""
+        # One large product, directions last: reducing over a short last axis is slow.
+        matrices = self.matrix(directions).transpose(0, 1)
+        outputs, p, width = matrices.shape
+        slopes = (x @ matrices.reshape(outputs * p, width).T).reshape(len(x), outputs, p)
+        if outputs > 1:
+            return slopes
+        return torch.cat([torch.zeros_like(slopes), slopes], dim=1)
 
     def on_surface(self, directions: Tensor) -> Tensor:
         """Scale unit directions to the surface of the space with R = 1."""
@@ -157,9 +171,10 @@ def random_directions(
     if chunk is None:
         slopes_bytes = data.weight.element_size() * len(data.inputs) * data.num_classes
         chunk = max(1, min(64, CHUNK_BYTES // slopes_bytes))
-    generator = np.random.default_rng(seed)
+    generator = torch.Generator().manual_seed(seed)
     for start in range(0, count, chunk):
-        size = (min(chunk, count - start), data.dimension)
-        normal = torch.from_numpy(generator.standard_normal(size, dtype=np.float32))
+        normal = torch.empty(min(chunk, count - start), data.dimension)
+        for row in normal:
+            row.normal_(generator=generator)
         normal = normal.to(data.weight.device, data.weight.dtype)
         yield data.on_surface(normal / normal.norm(dim=1, keepdim=True))

@@ -21,31 +21,29 @@ from gems_flwr.spaces.quantized import quantize
 Float = NDArray[np.float64]
 
 
-def top_eigenpairs(covariance: Float, rank: int) -> tuple[Float, Float]:
-    """Return the largest eigenvalues (r,) and their vectors (D, r)."""
+def top_eigenpairs(covariance: Float, rank: int) -> tuple[Float, Float, float]:
+    """Return the largest eigenvalues (r,), their vectors (D, r), the sum of the other squares."""
     side = len(covariance)
     if 3 * rank >= side or side < 64:
         values, vectors = np.linalg.eigh(covariance)
-        return values[-rank:], vectors[:, -rank:]
+        return values[-rank:], vectors[:, -rank:], float((values[:-rank] ** 2).sum())
     # Lanczos is some ten times faster than all eigenvalues; a fixed start keeps it
     # reproducible.
     start = np.random.default_rng(0).standard_normal(side)
     values, vectors = eigsh(covariance, k=rank, v0=start)
-    return values, vectors
+    return values, vectors, float((covariance**2).sum() - (values**2).sum())
 
 
 def factor(covariance: Float, rank: int) -> tuple[Float, Float]:
     """Return the factor (D, r) and the residual deviations (D,) of one covariance."""
-    values, vectors = top_eigenpairs(covariance, min(rank, len(covariance)))
+    values, vectors, residual = top_eigenpairs(covariance, min(rank, len(covariance)))
     top = vectors * np.sqrt(np.maximum(values, 0))
     diagonal = np.maximum(np.diag(covariance) - (top**2).sum(axis=1), 0)
-    squared = float((diagonal**2).sum())
-    # Eigenvectors are orthogonal, so the residual's squared size is a difference; below
-    # rounding there is no residual to speak of.
-    size = float((covariance**2).sum())
-    residual = size - float((np.maximum(values, 0) ** 2).sum())
-    inflation = max(1.0, residual / squared) if residual > 1e-12 * size and squared > 0 else 1.0
-    return top, np.sqrt(diagonal * inflation)
+    # Below rounding there is no residual to speak of, and nothing to inflate.
+    if residual <= 1e-20 * float((covariance**2).sum()):
+        return top, np.sqrt(diagonal)
+    squared = max(float((diagonal**2).sum()), 1e-300)
+    return top, np.sqrt(diagonal * max(1.0, residual / squared))
 
 
 def low_rank(covariances: Float, rank: int, int8: bool) -> LowRankCovariance:

@@ -81,19 +81,22 @@ def right_intervals(data: LayerData, directions: Tensor) -> tuple[Tensor, Tensor
         x, _ = data.augmented(rows)
         margins = class_margins(scores, y)
         slopes = data.slopes(directions, x)
-        slopes = slopes.gather(2, y[:, None, None].expand(-1, p, 1)) - slopes
-        right = margins.amin(dim=1) > 0
-        # Right at the centre: only falling margins matter, m / -s.
-        zeros = margins[:, None, :] / -slopes
-        end = torch.where(slopes < 0, zeros, torch.inf).amin(dim=2)
+        falls = slopes - slopes[torch.arange(len(y), device=y.device), y][:, None]
+        wrong = torch.nonzero(margins.amin(dim=1) <= 0)[:, 0]
+        # Right at the centre: the first falling margin's zero is m / fall, the smallest of
+        # which is one over the largest fall / m. The own class has fall 0 and m infinite.
+        losses = falls[wrong]
+        rates = falls.mul_(margins[..., None].reciprocal()).amax(dim=1)
+        end = torch.where(rates > 0, rates.reciprocal(), torch.inf)
         start = torch.full_like(end, -1.0)
-        wrong = torch.nonzero(~right)[:, 0]
         if len(wrong):
-            m, s = margins[wrong][:, None, :], slopes[wrong]
-            rising = torch.where(s > 0, -m / s, -1.0).amax(dim=2)
+            m = margins[wrong][..., None]
+            zeros = m / losses
+            rising = torch.where(losses < 0, zeros, -1.0).amax(dim=1)
             # A margin that is not positive and does not rise is never right.
-            stuck = ((m <= 0) & (s <= 0)).any(dim=2)
+            stuck = ((m <= 0) & (losses >= 0)).any(dim=1)
             start[wrong] = torch.where(stuck, torch.inf, rising)
+            end[wrong] = torch.where(losses > 0, zeros, torch.inf).amin(dim=1)
         starts.append(start.T)
         ends.append(end.T)
     return torch.cat(starts, dim=1), torch.cat(ends, dim=1)
@@ -188,7 +191,7 @@ def loss_radius(
             ):
                 break
             middle = (low[alive] + high[alive]) / 2
-            failed = ray_losses(scores, slopes[:, alive], y, middle) > quality.epsilon
+            failed = ray_losses(scores, slopes[..., alive], y, middle) > quality.epsilon
             high[alive[failed]] = middle[failed]
             low[alive[~failed]] = middle[~failed]
             alive = alive[low[alive] <= high[alive].min()]
@@ -199,6 +202,6 @@ def loss_radius(
 
 def ray_losses(scores: Tensor, slopes: Tensor, labels: Tensor, radii: Tensor) -> Tensor:
     """Return the mean cross-entropy of each direction at its own radius, shape (p,)."""
-    moved = scores[:, None] + radii[:, None].to(scores) * slopes
-    own = moved.gather(2, labels[:, None, None].expand(-1, moved.shape[1], 1))[..., 0]
-    return (moved.logsumexp(dim=2) - own).double().mean(dim=0)
+    moved = scores[..., None] + radii.to(scores) * slopes
+    own = moved[torch.arange(len(labels), device=labels.device), labels]
+    return (moved.logsumexp(dim=1) - own).double().mean(dim=0)

@@ -25,19 +25,32 @@ from gems_flwr.construct.certified import safe_radii
 from gems_flwr.construct.layer import LayerData
 from gems_flwr.construct.quality import Quality, class_margins, required_correct
 from gems_flwr.construct.rays import RadiusCurve, accuracy_curve, loss_radius, right_intervals
+from gems_flwr.spaces.errors import MAX_WEIGHT
 
 
 def push(data: LayerData, changes: Tensor) -> Tensor:
-    """Return the flat sum over samples of score change (n, C) times input, shape (1, d)."""
+    """Return the flat sums over samples of score change times input.
+
+    Parameters
+    ----------
+    data : LayerData
+        Layer and samples.
+    changes : tensor of shape (b, n, classes)
+        How each sample's scores should change, for b directions.
+
+    Returns
+    -------
+    tensor of shape (b, d)
+        The directions, not normalised.
+    """
     outputs = data.weight.shape[0]
-    total = torch.zeros(outputs, data.center_matrix().shape[1]).to(data.weight)
+    # One output is the second class's score minus the first's.
+    wanted = changes if outputs > 1 else changes[..., 1:] - changes[..., :1]
+    total = torch.zeros(len(wanted), outputs, data.center_matrix().shape[1]).to(data.weight)
     for rows in data.row_chunks(data.weight.shape[1]):
         x, _ = data.augmented(rows)
-        wanted = changes[rows]
-        # One output is the second class's score minus the first's.
-        wanted = wanted if outputs > 1 else wanted[:, 1:] - wanted[:, :1]
-        total += wanted.T @ x
-    return data.flat(total[None])
+        total += wanted[:, rows].transpose(1, 2) @ x
+    return data.flat(total)
 
 
 def _score_changes(data: LayerData, labels: Tensor, rivals: Tensor) -> Tensor:
@@ -59,18 +72,16 @@ def worst_directions(data: LayerData, need: int) -> Tensor:
         Samples that must stay right.
     """
     scores, y = data.scores()
-    pushes = [
-        push(data, _score_changes(data, y, torch.full_like(y, c))) for c in range(data.num_classes)
-    ]
+    changes = [_score_changes(data, y, torch.full_like(y, c)) for c in range(data.num_classes)]
     margins = class_margins(scores, y)
     right = margins.amin(dim=1) > 0
     nearest = _score_changes(data, y, margins.argmin(dim=1))
-    pushes.append(push(data, nearest * right[:, None]))
+    changes.append(nearest * right[:, None])
     easiest = torch.argsort(safe_radii(data))
     few = torch.zeros_like(right)
     few[easiest[: max(1, len(y) - need + 1)]] = True
-    pushes.append(push(data, nearest * (few & right)[:, None]))
-    return data.unit_on_surface(torch.cat(pushes))
+    changes.append(nearest * (few & right)[:, None])
+    return data.unit_on_surface(push(data, torch.stack(changes)))
 
 
 def worst_curve(data: LayerData, epsilon: float, refine: int = 2) -> tuple[RadiusCurve, int]:
@@ -101,12 +112,12 @@ def worst_curve(data: LayerData, epsilon: float, refine: int = 2) -> tuple[Radiu
         for best in order[:3].tolist():
             x, _ = data.augmented(slice(None))
             reach = float(ends[best][right].kthvalue(kth).values)
-            moved = scores + reach * data.slopes(directions[best : best + 1], x)[:, 0]
+            moved = scores + reach * data.slopes(directions[best : best + 1], x)[..., 0]
             margins = class_margins(moved, y)
             broken = right & (ends[best] <= reach * (1 + 1e-6))
             changes = _score_changes(data, y, margins.argmin(dim=1))
-            fresh.append(push(data, changes * broken[:, None]))
-        directions = data.unit_on_surface(torch.cat(fresh))
+            fresh.append(changes * broken[:, None])
+        directions = data.unit_on_surface(push(data, torch.stack(fresh)))
         curve, count = curve.minimum(accuracy_curve(data, [directions])), count + len(directions)
         if curve.radius(epsilon) >= radius * (1 - 1e-3):
             break
@@ -121,17 +132,21 @@ def worst_loss_radius(data: LayerData, quality: Quality, refine: int = 5) -> tup
     radius, count, point = float("inf"), 0, torch.zeros(1, data.dimension).to(data.weight)
     directions = torch.cat(
         [
-            data.unit_on_surface(push(data, scores.softmax(dim=1) - truth)),
+            data.unit_on_surface(push(data, (scores.softmax(dim=1) - truth)[None])),
             worst_directions(data, len(y)),
         ]
     )
     for _ in range(1 + refine):
-        found = [loss_radius(data, [u[None]], quality) for u in directions]
+        found = float("inf")
+        for u in directions:
+            # Only rays that fail nearer than the nearest so far are solved.
+            nearer = loss_radius(data, [u[None]], quality, min(found, MAX_WEIGHT))
+            if nearer < found:
+                found, point = nearer, u[None]
         count += len(directions)
-        best = min(range(len(found)), key=found.__getitem__)
-        if found[best] >= radius * (1 - 1e-6):
+        if found >= radius * (1 - 1e-6):
             break
-        radius, point = found[best], directions[best : best + 1]
-        moved = scores + radius * data.slopes(point, x)[:, 0]
-        directions = data.unit_on_surface(push(data, moved.softmax(dim=1) - truth))
+        radius = found
+        moved = scores + radius * data.slopes(point, x)[..., 0]
+        directions = data.unit_on_surface(push(data, (moved.softmax(dim=1) - truth)[None]))
     return radius, count
