@@ -32,7 +32,7 @@ def _make_task(context: Context) -> NodeTask:
     return experiment_of(text).task(int(context.node_config["partition-id"]))
 
 
-client_app = task_client_app(_make_task, share_examples=True)
+client_app = task_client_app(_make_task, share_examples=True, seed_private_noise=True)
 
 
 @server_app.main()

@@ -6,7 +6,6 @@ the same apps, so one seed gives the same numbers on either.
 
 from __future__ import annotations
 
-import logging
 import os
 import warnings
 from collections.abc import Callable
@@ -31,7 +30,7 @@ def simulated_client_app(config: RunConfig) -> ClientApp:
     def make_task(context: Context) -> NodeTask:
         return experiment_of(text).task(int(context.node_config["partition-id"]))
 
-    return task_client_app(make_task, share_examples=True)
+    return task_client_app(make_task, share_examples=True, seed_private_noise=True)
 
 
 def run_on_backend(config: RunConfig, server: Server) -> dict[str, Any]:
@@ -58,11 +57,8 @@ def run_on_ray(
         results.append(server(grid))
 
     python_path = os.environ.get("PYTHONPATH")
-    flower_log = logging.getLogger("flwr")
-    level = flower_log.level
     try:
-        # It announces its own deprecation, and every worker its start.
-        flower_log.setLevel(logging.ERROR)
+        # It announces its own deprecation.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             run_simulation(
@@ -85,7 +81,6 @@ def run_on_ray(
         # Flower's server thread would go on waiting for replies; what it received is on disk.
         os._exit(130)
     finally:
-        flower_log.setLevel(level)
         # Flower puts its folder on the path at every run.
         if python_path is None:
             os.environ.pop("PYTHONPATH", None)

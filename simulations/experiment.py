@@ -19,6 +19,7 @@ from torch import nn
 from gems_flwr import scoring, wire
 from gems_flwr.averaging import Arrays
 from gems_flwr.client import Report, Task
+from gems_flwr.client.layer_inputs import LayerReader
 from gems_flwr.runtime.seeding import derive_seed
 from gems_flwr.strategies import (
     Callback,
@@ -141,6 +142,17 @@ class Experiment:
             threads=backend.threads,
         )
 
+    def tensors(self, examples: Examples) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return examples as the model sees them."""
+        return tensors(examples, scale=self.dataset.scale, device="cpu")
+
+    def output_inputs(self, examples: Examples) -> tuple[NDArray, NDArray]:
+        """Return what the initial model's output layer sees of some examples."""
+        data = self.tensors(examples)
+        reader = LayerReader(wire.to_numpy(self.initial_arrays()), self.build_model())
+        seen = reader.read(data, reader.output_layer(data))
+        return seen.inputs.numpy(), seen.labels.numpy()
+
     # --- the node's side ----------------------------------------------------------------------
 
     def task(self, node: int) -> NodeTask:
@@ -164,7 +176,13 @@ class Experiment:
         target = get_class(config.strategy["_target_"])
         accepted = {setting.name for setting in dataclasses.fields(target)}
         # Some strategies work with the server's own data or model; they get what they name.
-        offered = {"fit": self._fit_pooled, "input_shape": self.dataset.input_shape}
+        offered: dict[str, Any] = {
+            "fit": self._fit_pooled,
+            "input_shape": self.dataset.input_shape,
+            "initialise": self._initialise,
+        }
+        if config.strategy.get("tune"):
+            offered["public"] = self.output_inputs(self.dataset.public)
         strategy = self._build(
             "strategy",
             seed=config.seed,
@@ -186,6 +204,14 @@ class Experiment:
         if stop.patience is not None:
             rules.append(PatienceExhausted(stop.patience, stop.metric, stop.goal))  # type: ignore[arg-type]
         return rules
+
+    def _initialise(self, server_round: int) -> Arrays:
+        """Return new initial weights for a further attempt."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(self.config.seed, "initial-weights", server_round))
+            shape, classes = self.dataset.input_shape, self.dataset.classes
+            model = self._build("model", input_shape=shape, classes=classes)
+        return wire.to_numpy(ArrayRecord(model.state_dict()))
 
     def _fit_pooled(self, arrays: Arrays, features: NDArray, labels: NDArray, seed: int) -> Arrays:
         model = self.build_model()
@@ -237,11 +263,11 @@ class NodeTask(Task):
 
     def validation_data(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the node's validation part as the model sees it."""
-        return tensors(
-            self._share.validation,
-            scale=self._experiment.dataset.scale,
-            device=torch.device(self._experiment.config.backend.device),
-        )
+        return self._experiment.tensors(self._share.validation)
+
+    def training_data(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the node's training part as the model sees it."""
+        return self._experiment.tensors(self._share.train)
 
     def shared_examples(self) -> tuple[NDArray, NDArray]:
         """Return the raw training data, if this is the pooled reference run."""

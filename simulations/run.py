@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,16 +55,26 @@ def run(config: RunConfig, folder: Path, console: Console | None = None) -> dict
     # Whatever is wrong with data or partition shows before any node starts.
     experiment = experiment_of(config.to_json())
     _ = experiment.shares
-    # Failures are shown by the progress bar; Flower's own log would break its lines.
-    logging.getLogger("flwr").setLevel(logging.ERROR)
     bar = ProgressBar(config.label or config.names["strategy"], console)
-    with bar if config.progress else contextlib.nullcontext():
+    with quiet_flower(), bar if config.progress else contextlib.nullcontext():
         callbacks = [bar] if config.progress else []
         result = run_on_backend(
             config, lambda grid: run_server(experiment, grid, folder, callbacks)
         )
     console.print(_line(config, result, folder), highlight=False, soft_wrap=True)
     return result
+
+
+@contextlib.contextmanager
+def quiet_flower() -> Iterator[None]:
+    """Keep Flower's log off the screen: failures are shown by the bar, whose lines it breaks."""
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _line(config: RunConfig, result: dict[str, Any], folder: Path) -> str:

@@ -28,10 +28,12 @@ Arrays = dict[str, np.ndarray]
 def quiet_flower(caplog: pytest.LogCaptureFixture):
     """Let caplog see our lines and keep them off the screen."""
     logger = logging.getLogger("flwr")
-    before = logger.propagate, logger.handlers[:]
+    before = logger.propagate, logger.handlers[:], logger.level
     logger.propagate, logger.handlers[:] = True, []
+    logger.setLevel(logging.INFO)
     yield
-    logger.propagate, logger.handlers[:] = before
+    logger.propagate, logger.handlers[:] = before[:2]
+    logger.setLevel(before[2])
 
 
 def small_model() -> Arrays:

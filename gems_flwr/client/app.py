@@ -9,17 +9,21 @@ from collections.abc import Callable
 
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.clientapp.typing import Mod
+from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import nn
 
 from gems_flwr import wire
+from gems_flwr.client.good_enough import good_enough_mod
 from gems_flwr.client.guard import fault_reply_mod, node_name
 from gems_flwr.client.task import Task
 from gems_flwr.runtime.seeding import derive_seed
 
 
 def task_client_app(
-    make_task: Callable[[Context], Task], *, share_examples: bool = False
+    make_task: Callable[[Context], Task],
+    *,
+    share_examples: bool = False,
+    seed_private_noise: bool = False,
 ) -> ClientApp:
     """Return a ClientApp that trains and evaluates a task.
 
@@ -32,16 +36,30 @@ def task_client_app(
         Whether nodes send their **raw training data** when the server asks for it. Only the
         pooled reference run needs it, and only a simulation should ever set it.
 
+    seed_private_noise : bool, default False
+        See `good_enough_mod`; for simulations.
+
     Returns
     -------
     ClientApp
-        Handles ``train``, ``evaluate`` and ``query.introduce``; every fault in the task
-        becomes an error reply.
+        Handles ``train``, with or without a request for a good-enough space, ``evaluate`` and
+        ``query.introduce``; every fault in the task becomes an error reply.
     """
     app = ClientApp()
     guarded: list[Mod] = [fault_reply_mod]
 
-    @app.train(mods=guarded)
+    def spaces_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        # Inert unless the server asks for a space.
+        task = make_task(context)
+        mod = good_enough_mod(
+            lambda _: task.validation_data(),
+            train=lambda _: task.training_data(),
+            model=task.build_model,
+            seed_private_noise=seed_private_noise,
+        )
+        return mod(message, context, call_next)
+
+    @app.train(mods=[fault_reply_mod, spaces_mod])
     def train(message: Message, context: Context) -> Message:
         task = make_task(context)
         model = _load_model(task, message.content)

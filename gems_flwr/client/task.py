@@ -61,6 +61,10 @@ class Task(ABC):
     def validation_data(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return inputs and labels on which good-enough spaces are built."""
 
+    def training_data(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return inputs and labels from which class moments are taken; validation by default."""
+        return self.validation_data()
+
     def shared_examples(self) -> tuple[NDArray, NDArray]:
         """Return raw training inputs and labels, as stored; only for pooled reference runs."""
         raise NotImplementedError(f"{type(self).__name__} shares no data")

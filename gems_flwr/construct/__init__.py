@@ -17,6 +17,7 @@ from gems_flwr.construct.moments import ClassSums, in_chunks, sum_classes
 from gems_flwr.construct.privacy import PrivateRelease, gaussian_noise, private_sums
 from gems_flwr.construct.quality import Quality, required_correct
 from gems_flwr.construct.rays import RadiusCurve, accuracy_curve, loss_radius
+from gems_flwr.construct.request import LayerInputs, SpaceRequest, build_space
 from gems_flwr.construct.search import bisect_radius, grow_radius
 from gems_flwr.construct.worst import worst_curve, worst_loss_radius
 
@@ -24,15 +25,18 @@ __all__ = [
     "MIN_COUNT",
     "ClassSums",
     "LayerData",
+    "LayerInputs",
     "NotGoodEnoughError",
     "PrivateRelease",
     "Quality",
     "RadiusCurve",
+    "SpaceRequest",
     "accuracy_curve",
     "bisect_radius",
     "build_ball",
     "build_cone",
     "build_ellipsoid",
+    "build_space",
     "certified_curve",
     "certified_loss_radius",
     "compress",

@@ -80,6 +80,24 @@ class ClassSums:
         counts, sums, outers = parts
         return ClassSums(self.num_classes, labels, counts, sums, outers, privacy)
 
+    def over_all_classes(self, min_count: int) -> ClassSums:
+        """Return the same sums with an entry for every class, in order.
+
+        A class that is not there, or has fewer than `min_count` samples, is all zeros: what a
+        node sends then has the same shape on every node, and says nothing of a handful.
+        """
+        width = self.sums.shape[1]
+        counts = np.zeros(self.num_classes)
+        sums = np.zeros((self.num_classes, width))
+        outers = np.zeros((self.num_classes, width, width))
+        kept = self.counts >= min_count
+        for entry, label in zip(np.flatnonzero(kept), self.labels[kept], strict=True):
+            counts[label] += self.counts[entry]
+            sums[label] += self.sums[entry]
+            outers[label] += self.outers[entry]
+        labels = np.arange(self.num_classes, dtype=np.int64)
+        return ClassSums(self.num_classes, labels, counts, sums, outers, self.privacy)
+
     def moments(self) -> tuple[Float, Float]:
         """Return means (entries, D) and covariances (entries, D, D), divided by the counts."""
         counts = np.maximum(self.counts, 1)[:, None]

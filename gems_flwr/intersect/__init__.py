@@ -1,5 +1,13 @@
 """Server side: a point of the intersection, or a proof that there is none."""
 
+from gems_flwr.intersect.aggregate import (
+    Aggregate,
+    EmptyIntersectionError,
+    OnEmpty,
+    Public,
+    aggregate_spaces,
+    largest_epsilon,
+)
 from gems_flwr.intersect.balls import intersect_balls, two_balls
 from gems_flwr.intersect.cones import ConeOptions, PublicSample, solve_cones
 from gems_flwr.intersect.equation2 import descend_equation2
@@ -10,17 +18,23 @@ from gems_flwr.intersect.result import Intersection, Select, Status
 from gems_flwr.intersect.unions import intersect_unions
 
 __all__ = [
+    "Aggregate",
     "ConeOptions",
+    "EmptyIntersectionError",
     "Intersection",
+    "OnEmpty",
     "PooledMoments",
+    "Public",
     "PublicSample",
     "Select",
     "Status",
+    "aggregate_spaces",
     "descend_equation2",
     "intersect",
     "intersect_balls",
     "intersect_convex",
     "intersect_unions",
+    "largest_epsilon",
     "pool_moments",
     "solve_cones",
     "two_balls",

@@ -4,6 +4,7 @@ from gems_flwr.spaces.ball import Ball
 from gems_flwr.spaces.ball_set import BallSet
 from gems_flwr.spaces.cone import ClassMomentCone, kappa
 from gems_flwr.spaces.covariance import FullCovariance, LowRankCovariance
+from gems_flwr.spaces.curve import CurvedSpace, thin_curve
 from gems_flwr.spaces.ellipsoid import Ellipsoid
 from gems_flwr.spaces.errors import SpaceError
 from gems_flwr.spaces.files import (
@@ -13,7 +14,12 @@ from gems_flwr.spaces.files import (
     space_from_arrays,
     space_to_arrays,
 )
-from gems_flwr.spaces.layout import flatten_linear, unflatten_linear
+from gems_flwr.spaces.layout import (
+    OutputLayer,
+    find_output_layer,
+    flatten_linear,
+    unflatten_linear,
+)
 from gems_flwr.spaces.quantized import QuantizedArray, quantize
 from gems_flwr.spaces.radius import METHODS, Method, Radius
 
@@ -22,14 +28,17 @@ __all__ = [
     "Ball",
     "BallSet",
     "ClassMomentCone",
+    "CurvedSpace",
     "Ellipsoid",
     "FullCovariance",
     "LowRankCovariance",
     "Method",
+    "OutputLayer",
     "QuantizedArray",
     "Radius",
     "Space",
     "SpaceError",
+    "find_output_layer",
     "flatten_linear",
     "kappa",
     "load_space",
@@ -37,5 +46,6 @@ __all__ = [
     "save_space",
     "space_from_arrays",
     "space_to_arrays",
+    "thin_curve",
     "unflatten_linear",
 ]

@@ -152,8 +152,9 @@ class Exchange:
         self.failures.append(failure)
         logger.warning("round %d: %s; it is left out", self.server_round, failure)
 
-    def _key(self, message: Message) -> str:
-        return f"{self.server_round}-{message.metadata.message_type}"
+    @staticmethod
+    def _key(message: Message) -> str:
+        return f"{message.metadata.group_id}-{message.metadata.message_type}"
 
     @staticmethod
     def _note(names: list[str], name: str) -> None:

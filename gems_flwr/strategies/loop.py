@@ -155,6 +155,11 @@ class RoundLoop(Strategy):
             evaluate_metrics=_scalars(evaluate_metrics),
         )
 
+    def reason_to_stop(self, state: ServerState) -> str | None:
+        """Return why to stop after the rounds so far, or None to go on."""
+        reasons = (rule(state.history) for rule in self.stop_rules)
+        return next((reason for reason in reasons if reason), None)
+
     # --- Flower's four methods ----------------------------------------------------------------
 
     def configure_train(
@@ -213,8 +218,12 @@ class RoundLoop(Strategy):
         message_type: str,
         arrays: ArrayRecord | None,
         config: ConfigRecord,
+        step: str = "",
     ) -> list[Message]:
-        """Return one message per node, each with records of its own."""
+        """Return one message per node, each with records of its own.
+
+        `step` tells several exchanges of one message type in one round apart.
+        """
         return [
             Message(
                 content=wire.pack_instruction(
@@ -222,7 +231,7 @@ class RoundLoop(Strategy):
                 ),
                 dst_node_id=node,
                 message_type=message_type,
-                group_id=str(server_round),
+                group_id=f"{server_round}-{step}" if step else str(server_round),
             )
             for node in nodes
         ]
@@ -292,6 +301,8 @@ class RoundLoop(Strategy):
             If `resume` finds a checkpoint of another run.
         """
         grid = MeteredGrid.around(grid)
+        # Node ids of another run mean nothing in this one.
+        self._roster = Roster()
         rounds = num_rounds if self.rounds_needed is None else self.rounds_needed
         journal = self._open_journal(initial_arrays)
         state = self._begin(initial_arrays, journal, evaluate_fn)
@@ -300,7 +311,7 @@ class RoundLoop(Strategy):
         if state.round < rounds:
             self._meet_nodes(grid, journal)
 
-        stopped_because = self._reason_to_stop(state)
+        stopped_because = self.reason_to_stop(state)
         while state.round < rounds and not stopped_because:
             number, started = state.round + 1, time.perf_counter()
             self._exchange = Exchange(
@@ -336,7 +347,7 @@ class RoundLoop(Strategy):
             logger.info("%s", record)
             for callback in self.callbacks:
                 callback.on_round_end(record)
-            stopped_because = self._reason_to_stop(state)
+            stopped_because = self.reason_to_stop(state)
 
         result = state.result(stopped_because or "all rounds are done")
         for callback in self.callbacks:
@@ -375,10 +386,6 @@ class RoundLoop(Strategy):
         self.summary()
         for callback in self.callbacks:
             callback.on_start(self._name, rounds, state.round)
-
-    def _reason_to_stop(self, state: ServerState) -> str | None:
-        reasons = (rule(state.history) for rule in self.stop_rules)
-        return next((reason for reason in reasons if reason), None)
 
     @property
     def _name(self) -> str:

@@ -1,20 +1,4 @@
-"""The wire contract: every record key that crosses the network, packed, unpacked, validated.
-
-The shapes are those of Flower's own strategies, so that an ordinary Flower client understands
-our messages and an ordinary Flower strategy understands our ready client's replies:
-
-==============  =================================================================
-instruction     ``arrays`` (ArrayRecord), ``config`` (ConfigRecord with
-                ``server-round`` and ``run-seed``)
-reply to train  one ArrayRecord, one MetricRecord with ``num-examples``
-reply to        one MetricRecord with ``num-examples``
-evaluate
-any reply       optionally ``node`` (ConfigRecord with ``name``), by which
-                replies are ordered and failures are named
-==============  =================================================================
-
-Nothing that a node sends is used before it has passed through an ``unpack`` function here.
-"""
+"""Instructions, and replies that carry a model, metrics or raw examples."""
 
 from __future__ import annotations
 
@@ -22,33 +6,26 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from gems_flwr.averaging import Arrays
 from gems_flwr.errors import BadReplyError
+from gems_flwr.wire.arrays import checked_array
+from gems_flwr.wire.keys import (
+    ARRAYS,
+    CONFIG,
+    EXAMPLES,
+    FEATURES,
+    LABELS,
+    METRICS,
+    NAME,
+    NODE,
+    NUM_EXAMPLES,
+    RUN_SEED,
+    SERVER_ROUND,
+)
 
-ARRAYS = "arrays"
-CONFIG = "config"
-METRICS = "metrics"
-NODE = "node"
-EXAMPLES = "examples"
-
-SERVER_ROUND = "server-round"
-RUN_SEED = "run-seed"
-NUM_EXAMPLES = "num-examples"
-NAME = "name"
-FEATURES = "features"
-LABELS = "labels"
-
-TRAIN = "train"
-EVALUATE = "evaluate"
-INTRODUCE = "query.introduce"
-SHARE_EXAMPLES = "query.share_examples"
-
-# numpy's .npy header is at most a few hundred bytes for the arrays that we accept.
-_NPY_HEADER_BYTES = 4096
 _MAX_NAME_LENGTH = 100
 
 
@@ -87,19 +64,6 @@ class ExamplesReply:
     labels: NDArray
 
 
-def to_numpy(record: ArrayRecord) -> dict[str, NDArray]:
-    """Return an ArrayRecord's arrays as numpy arrays."""
-    return {name: array.numpy() for name, array in record.items()}
-
-
-def to_record(arrays: Arrays) -> ArrayRecord:
-    """Return numpy arrays as an ArrayRecord."""
-    return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
-
-
-# --- server to node ---------------------------------------------------------------------------
-
-
 def pack_instruction(
     arrays: ArrayRecord | None, config: ConfigRecord, *, server_round: int, seed: int
 ) -> RecordDict:
@@ -121,9 +85,6 @@ def instruction_config(content: RecordDict) -> dict[str, object]:
     """Return the instruction's config as a plain dict (empty where there is none)."""
     record = content.get(CONFIG)
     return dict(record) if isinstance(record, ConfigRecord) else {}
-
-
-# --- node to server ---------------------------------------------------------------------------
 
 
 def pack_model_reply(
@@ -187,7 +148,7 @@ def unpack_model_reply(content: RecordDict, expected: Arrays) -> ModelReply:
         )
     # The sender's order of keys does not matter; ours does.
     arrays = {
-        key: _checked_array(record[key], key, template.shape, template.dtype)
+        key: checked_array(record[key], key, template.shape, template.dtype)
         for key, template in expected.items()
     }
     metrics = unpack_metrics_reply(content)
@@ -221,8 +182,8 @@ def unpack_examples_reply(content: RecordDict, input_shape: tuple[int, ...]) -> 
         raise BadReplyError(
             f"expected an ArrayRecord '{EXAMPLES}' with '{FEATURES}' and '{LABELS}'"
         )
-    features = _checked_array(record[FEATURES], FEATURES)
-    labels = _checked_array(record[LABELS], LABELS)
+    features = checked_array(record[FEATURES], FEATURES)
+    labels = checked_array(record[LABELS], LABELS)
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise BadReplyError(
             f"labels must be one row of integers, got {labels.dtype} {labels.shape}"
@@ -239,68 +200,3 @@ def _only_array_record(content: RecordDict) -> ArrayRecord:
     if len(records) != 1:
         raise BadReplyError(f"expected one ArrayRecord with the model, got {len(records)}")
     return records[0]
-
-
-def _checked_array(
-    array: Array,
-    key: str,
-    shape: tuple[int, ...] | None = None,
-    dtype: np.dtype | None = None,
-) -> NDArray:
-    """Return the numpy array if it is what it claims to be, what was asked for, and finite."""
-    if shape is not None and dtype is not None:
-        limit = math.prod(shape) * dtype.itemsize + _NPY_HEADER_BYTES
-        if len(array.data) > limit:
-            raise BadReplyError(f"array '{key}' has {len(array.data)} bytes, expected <= {limit}")
-    try:
-        value = array.numpy()
-    except Exception as error:  # numpy raises many kinds on bytes that are no array
-        raise BadReplyError(f"array '{key}' cannot be read: {error}") from error
-    if shape is not None and value.shape != shape:
-        raise BadReplyError(f"array '{key}' has shape {value.shape}, expected {shape}")
-    if dtype is not None and value.dtype != dtype:
-        raise BadReplyError(f"array '{key}' has dtype {value.dtype}, expected {dtype}")
-    if value.dtype.kind not in "fiub":
-        raise BadReplyError(f"array '{key}' has dtype {value.dtype}, expected numbers")
-    if value.dtype.kind == "f" and not np.isfinite(value).all():
-        raise BadReplyError(f"array '{key}' holds NaN or infinity")
-    return value
-
-
-# --- sizes and rounds, for the meter ----------------------------------------------------------
-
-
-def payload_bytes(content: RecordDict) -> int:
-    """Return the payload of a message in bytes, as Flower's `count_bytes` counts it.
-
-    Numbers count 8 bytes, booleans 1, arrays their serialised form with its header. Unlike
-    `count_bytes` it accepts empty strings and lists, and counts text by its UTF-8 length.
-    """
-    total = 0
-    for record in content.values():
-        if isinstance(record, ArrayRecord):
-            total += record.count_bytes()
-        else:
-            total += sum(len(key) + _value_bytes(value) for key, value in record.items())
-    return total
-
-
-def _value_bytes(value: object) -> int:
-    if isinstance(value, list):
-        return sum(_value_bytes(item) for item in value)
-    if isinstance(value, bool):
-        return 1
-    if isinstance(value, str):
-        return len(value.encode())
-    if isinstance(value, bytes):
-        return len(value)
-    return 8
-
-
-def instruction_round(content: RecordDict) -> int | None:
-    """Return the round that a message belongs to, where it says so."""
-    for record in content.config_records.values():
-        server_round = record.get(SERVER_ROUND)
-        if isinstance(server_round, int) and not isinstance(server_round, bool):
-            return server_round
-    return None

@@ -1,0 +1,163 @@
+"""The inputs of a model's linear output layer, on whatever data a user has.
+
+A good-enough space of one round is about the output layer, seen from the layers below it. Data
+may come as a pair of arrays or as batches, from a torch ``DataLoader`` or Flower's datasets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Context
+from torch import Tensor, nn
+
+from gems_flwr.averaging import Arrays
+from gems_flwr.construct import LayerInputs
+from gems_flwr.spaces import OutputLayer, find_output_layer
+
+Data = tuple[Any, Any] | Iterable[Any]
+DataSource = Callable[[Context], Data]
+
+_BATCH = 4096
+_LABEL_NAMES = ("label", "labels", "target", "y", "fine_label")
+
+
+def batches(data: Data) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield inputs and labels of data in any of the usual forms.
+
+    Parameters
+    ----------
+    data : pair of arrays, or iterable of batches
+        A batch is a pair of inputs and labels, or a mapping with one entry called ``label``,
+        ``labels``, ``target`` or ``y`` and one other.
+    """
+    if isinstance(data, tuple | list) and len(data) == 2 and len(data[0]) == len(data[1]):
+        inputs, labels = torch.as_tensor(data[0]), torch.as_tensor(data[1])
+        for start in range(0, len(labels), _BATCH):
+            yield inputs[start : start + _BATCH], labels[start : start + _BATCH]
+        return
+    for batch in data:
+        inputs, labels = _pair(batch)
+        yield torch.as_tensor(inputs), torch.as_tensor(labels)
+
+
+def _pair(batch: Any) -> tuple[Any, Any]:
+    if not isinstance(batch, Mapping):
+        inputs, labels = batch
+        return inputs, labels
+    named = [key for key in batch if key in _LABEL_NAMES]
+    others = [key for key in batch if key not in _LABEL_NAMES]
+    if len(named) != 1 or len(others) != 1:
+        raise ValueError(
+            f"a batch must have its inputs and one of {list(_LABEL_NAMES)}, got {list(batch)}"
+        )
+    return batch[others[0]], batch[named[0]]
+
+
+class LayerReader:
+    """Finds the linear output layer of a model and computes its inputs.
+
+    Parameters
+    ----------
+    arrays : mapping from str to ndarray
+        The model that the server sent: the layers below the output layer that all nodes share.
+    model : torch.nn.Module, optional
+        The architecture. Without it the model must be the linear layer alone, and its inputs
+        are the data, flattened.
+    layer : str, optional
+        Name of the output layer in the module, where it cannot be found.
+    """
+
+    def __init__(
+        self, arrays: Arrays, model: nn.Module | None = None, layer: str | None = None
+    ) -> None:
+        self._module: nn.Module | None = None
+        self._name = layer
+        self._arrays = arrays
+        if model is not None:
+            state = {name: torch.from_numpy(np.array(a)) for name, a in arrays.items()}
+            model.load_state_dict(state, strict=True)
+            self._module = model.eval()
+            if layer is not None and layer not in dict(model.named_modules()):
+                names = [n for n, m in model.named_modules() if isinstance(m, nn.Linear)]
+                raise ValueError(f"the model has no layer '{layer}'; its linear layers are {names}")
+
+    def output_layer(self, data: Data) -> OutputLayer:
+        """Return which arrays are the output layer; data is only needed to try the model out."""
+        if self._module is not None and self._name is None:
+            for inputs, _ in batches(data):
+                self._name = self._find(inputs[:2])
+                break
+        layer = find_output_layer(self._arrays, self._name)
+        below = [key for key in self._arrays if key not in (layer.weight, layer.bias)]
+        if self._module is None and below:
+            raise ValueError(
+                f"the model has arrays below its output layer ({below}); give the mod the "
+                "torch module, so that it can compute the layer's inputs"
+            )
+        return layer
+
+    def read(self, data: Data, layer: OutputLayer) -> LayerInputs:
+        """Return the layer's inputs on all of the data."""
+        inputs, labels = [], []
+        for x, y in batches(data):
+            inputs.append(self._inputs(x))
+            labels.append(y.reshape(-1).long())
+        if not inputs:
+            raise ValueError("there is no data to build a space on")
+        result = LayerInputs(torch.cat(inputs), torch.cat(labels))
+        if result.inputs.shape[1] != layer.features:
+            raise ValueError(
+                f"the output layer has {layer.features} inputs, the data gives "
+                f"{result.inputs.shape[1]}"
+            )
+        return result
+
+    def _inputs(self, x: Tensor) -> Tensor:
+        if self._module is None:
+            return x.reshape(len(x), -1).float()
+        assert self._name is not None
+        return self._run(x, [self._name])[0][1]
+
+    def _find(self, x: Tensor) -> str:
+        """Return the name of the linear layer whose output is the model's."""
+        assert self._module is not None
+        linear = [n for n, m in self._module.named_modules() if isinstance(m, nn.Linear)]
+        seen = self._run(x, linear)
+        with torch.no_grad():
+            output = self._module(self._placed(x))
+        for name, _, out in reversed(seen):
+            if out.shape == output.shape and torch.equal(out, output):
+                return name
+        raise ValueError(
+            f"no linear layer gives the model's output; name the one to aggregate by "
+            f"layer=..., one of {linear}"
+        )
+
+    def _run(self, x: Tensor, names: list[str]) -> list[tuple[str, Tensor, Tensor]]:
+        assert self._module is not None
+        seen: list[tuple[str, Tensor, Tensor]] = []
+
+        def hook(name: str) -> Callable[[nn.Module, Any, Any], None]:
+            def note(_: nn.Module, arguments: Any, out: Any) -> None:
+                seen.append((name, arguments[0].detach(), out.detach()))
+
+            return note
+
+        modules = dict(self._module.named_modules())
+        handles = [modules[name].register_forward_hook(hook(name)) for name in names]
+        try:
+            with torch.no_grad():
+                self._module(self._placed(x))
+        finally:
+            for handle in handles:
+                handle.remove()
+        return seen
+
+    def _placed(self, x: Tensor) -> Tensor:
+        assert self._module is not None
+        weight = next(self._module.parameters())
+        return x.to(weight.device, weight.dtype)

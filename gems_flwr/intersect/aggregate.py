@@ -1,0 +1,172 @@
+"""From the spaces of all nodes to one layer: the server's side in one call.
+
+`intersect` answers whether the spaces meet. This module adds what the papers leave to the
+operator: an epsilon chosen by the server (the largest at which all spaces meet), what to do if
+they do not, and fine-tuning on a public sample. Used by the strategy and by the command line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gems_flwr.intersect.cones import ConeOptions, solve_cones
+from gems_flwr.intersect.front import intersect
+from gems_flwr.intersect.result import Intersection, Select
+from gems_flwr.spaces.cone import ClassMomentCone
+from gems_flwr.spaces.curve import CurvedSpace
+from gems_flwr.spaces.files import Space
+from gems_flwr.tuning import fine_tune_linear, tune_cones
+
+Float = NDArray[np.float64]
+OnEmpty = Literal["least", "relax", "fail", "retrain"]
+
+
+class EmptyIntersectionError(ValueError):
+    """No model is good enough for all nodes, and the caller wanted to hear of it."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Public:
+    """A public sample: inputs of the linear layer, of shape (n, D), and classes, of shape (n,)."""
+
+    inputs: Tensor
+    labels: Tensor
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Aggregate:
+    """One layer, and what is known of it.
+
+    Parameters
+    ----------
+    point : array of shape (d,)
+        The layer, flat.
+    intersection : Intersection
+        What intersecting found, before any fine-tuning.
+    epsilon : float, optional
+        The epsilon that the server chose, where it did.
+    tuned_on : int
+        Size of the public sample that was used.
+    """
+
+    point: Float
+    intersection: Intersection
+    epsilon: float | None = None
+    tuned_on: int = 0
+
+
+def aggregate_spaces(
+    spaces: Sequence[Space | CurvedSpace],
+    *,
+    select: Select | None = None,
+    auto_epsilon: bool = False,
+    on_empty: OnEmpty = "least",
+    cone_options: ConeOptions | None = None,
+    public: Public | None = None,
+    start: Float | None = None,
+    seed: int = 0,
+) -> Aggregate:
+    """Aggregate the spaces of all nodes.
+
+    Parameters
+    ----------
+    spaces : sequence of spaces
+        One per node; with curves if the server is to choose epsilon.
+    select : {"first", "margin", "objective"}, optional
+        Which point of the intersection; see `intersect`.
+    auto_epsilon : bool
+        Whether epsilon is the largest one at which all spaces meet (needs curves).
+    on_empty : {"least", "relax", "fail", "retrain"}
+        If the spaces do not meet: the least violating point, a smaller epsilon (needs curves),
+        or an error. ``retrain`` returns what ``least`` does; sending the nodes back to work is
+        the caller's business.
+    cone_options : ConeOptions, optional
+        How the objective of cones is minimised.
+    public : Public, optional
+        Sample for fine-tuning.
+    start : array, optional
+        Where the objective of cones starts from, such as the layer without a late node.
+    seed : int
+        Source of the order of public samples.
+
+    Raises
+    ------
+    EmptyIntersectionError
+        If `on_empty` is ``fail`` and the spaces do not meet.
+    ValueError
+        If curves are needed and a space has none, or the spaces do not fit together.
+    """
+    plain = [s.space if isinstance(s, CurvedSpace) else s for s in spaces]
+    cones = [space for space in plain if isinstance(space, ClassMomentCone)]
+    objective = len(cones) == len(plain) and select in (None, "objective")
+    epsilon = None
+    if auto_epsilon:
+        found, epsilon = largest_epsilon(spaces, select)
+    elif objective:
+        found = solve_cones(cones, cone_options, start=start)
+    else:
+        found = intersect(plain, select)
+    if not found.feasible and on_empty == "relax" and epsilon is None and not objective:
+        found, epsilon = largest_epsilon(spaces, select)
+    if not found.feasible and on_empty == "fail":
+        proof = "is proved to be empty" if found.empty else "was not found"
+        raise EmptyIntersectionError(
+            f"the intersection of {len(plain)} spaces {proof}; lower epsilon, choose another "
+            "space, or another on_empty"
+        )
+    if public is None:
+        return Aggregate(found.point, found, epsilon)
+    if objective:
+        tuned = tune_cones(cones, public.inputs, public.labels, cone_options, start=found.point)
+        return Aggregate(tuned.point, found, epsilon, len(public.labels))
+    features = public.inputs.shape[1]
+    point = fine_tune_linear(
+        found.point, public.inputs, public.labels, found.point.size // (features + 1), seed=seed
+    )
+    return Aggregate(point, found, epsilon, len(public.labels))
+
+
+def largest_epsilon(
+    spaces: Sequence[Space | CurvedSpace], select: Select | None = None
+) -> tuple[Intersection, float]:
+    """Return the largest epsilon at which all spaces meet, and where.
+
+    Radii fall as epsilon grows, so the epsilons at which the spaces meet are an interval from
+    0, and bisection over the points of the curves finds its end. If they do not meet even at
+    the smallest, the least violating point for that one is returned.
+
+    Raises
+    ------
+    ValueError
+        If a space has no curve.
+    """
+    curved = [space for space in spaces if isinstance(space, CurvedSpace)]
+    if len(curved) < len(spaces):
+        raise ValueError(
+            f"choosing epsilon needs the radius curves of all {len(spaces)} spaces, "
+            f"{len(curved)} have one"
+        )
+    steps = min(space.curve.size for space in curved) - 1
+    top = int(min(space.largest_epsilon for space in curved) * steps + 1e-9)
+
+    def meet(step: int) -> Intersection:
+        return intersect([space.at(step / steps) for space in curved], select)
+
+    low, high = 1, top + 1
+    best = meet(low)
+    if not best.feasible:
+        return best, low / steps
+    while high - low > 1:
+        middle = (low + high) // 2
+        there = meet(middle)
+        if there.feasible:
+            low, best = middle, there
+        else:
+            high = middle
+    return best, low / steps

@@ -1,0 +1,85 @@
+"""A ball or ellipsoid together with its radius for every epsilon.
+
+The exact rays of `gems_flwr.construct.rays` give the whole curve r(epsilon) in one pass. A node
+that sends it along (a thousand numbers at most) lets the server choose epsilon afterwards: the
+largest at which all spaces meet, without asking again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gems_flwr.spaces.ball import Ball
+from gems_flwr.spaces.ellipsoid import Ellipsoid
+from gems_flwr.spaces.errors import MAX_WEIGHT, SpaceError, check_array
+from gems_flwr.spaces.radius import Radius
+
+MAX_POINTS = 1001
+
+
+def thin_curve(radii: NDArray[Any]) -> NDArray[np.float32]:
+    """Return a curve with at most `MAX_POINTS` points, each a radius that holds.
+
+    Parameters
+    ----------
+    radii : array of shape (n + 1,)
+        ``radii[k]`` is the radius at which k of n samples are still right; falling in k.
+    """
+    last = len(radii) - 1
+    points = min(last, MAX_POINTS - 1)
+    # Share i / points needs ceil(i * last / points) samples: rounded up, so that it holds.
+    needed = -(-np.arange(points + 1) * last // points)
+    finite = np.minimum(radii[needed], MAX_WEIGHT)
+    # Towards zero when rounded to single precision, for the same reason.
+    single = finite.astype(np.float32)
+    below = np.nextafter(single, np.float32(0))
+    return np.asarray(np.where(single > finite, below, single), dtype=np.float32)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CurvedSpace:
+    """A space that can be had for any epsilon.
+
+    Parameters
+    ----------
+    space : Ball or Ellipsoid
+        The space for the epsilon that was asked for.
+    curve : array of shape (points,)
+        ``curve[i]`` is the radius for epsilon ``i / (points - 1)``; falling, 0 where not even
+        the centre is good enough.
+    """
+
+    space: Ball | Ellipsoid
+    curve: NDArray[np.float32]
+
+    def __post_init__(self) -> None:
+        curve = check_array("curve", self.curve, (None,))
+        if not 2 <= curve.size <= MAX_POINTS:
+            raise SpaceError("curve", f"2 to {MAX_POINTS} points", curve.size)
+        if (curve < 0).any() or (np.diff(curve) > 0).any():
+            raise SpaceError("curve", "falling radii of at least 0", "something else")
+        object.__setattr__(self, "curve", curve)
+
+    @property
+    def largest_epsilon(self) -> float:
+        """The accuracy of the centre itself."""
+        return float(np.flatnonzero(self.curve > 0).max(initial=0)) / (self.curve.size - 1)
+
+    def radius(self, epsilon: float) -> float:
+        """Return the radius for an accuracy, from the point of the curve above it."""
+        index = int(np.ceil(epsilon * (self.curve.size - 1) - 1e-9))
+        return float(self.curve[min(index, self.curve.size - 1)])
+
+    def at(self, epsilon: float) -> Ball | Ellipsoid:
+        """Return the space for another epsilon."""
+        value = self.radius(epsilon)
+        old = self.space.radius
+        radius = Radius(value, old.method, epsilon, old.directions)
+        if isinstance(self.space, Ball):
+            return Ball(self.space.center, radius)
+        axes = self.space.radii.astype(np.float64) / old.value
+        return Ellipsoid(self.space.center, (axes * value).astype(np.float32), radius)

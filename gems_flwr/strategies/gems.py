@@ -1,0 +1,319 @@
+"""Good-Enough Model Spaces in one round (Guha & Smith 2019, Section 3.1; Guha 2018).
+
+Every node computes the set of output layers that are good enough on its own data and sends it
+once; the server intersects the sets. Beyond the papers: class-moment cones, which close the gap
+to pooled data in the same round; radii that say how honest they are; a verdict on the
+intersection with a proof; and a verification round that tells for whom the model is good enough.
+
+Decided here: one round is about the linear output layer. The layers below it, if there are any,
+are common to all nodes and stay as the server sent them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, Message
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from gems_flwr import wire
+from gems_flwr.averaging import Arrays
+from gems_flwr.construct import ClassSums, SpaceRequest, cone_from_sums
+from gems_flwr.intersect import (
+    Aggregate,
+    ConeOptions,
+    OnEmpty,
+    Public,
+    Select,
+    aggregate_spaces,
+)
+from gems_flwr.spaces import (
+    Ball,
+    BallSet,
+    CurvedSpace,
+    OutputLayer,
+    Space,
+    find_output_layer,
+)
+from gems_flwr.spaces.collection import SpaceFolder
+from gems_flwr.strategies.exchange import Answer
+from gems_flwr.strategies.loop import RoundLoop
+from gems_flwr.strategies.records import RoundOutcome, ServerState
+
+Kind = Literal["ball", "ellipsoid", "cone"]
+# The paper's epsilon for MNIST; for a cone, the mildest demand that is convex.
+DEFAULT_EPSILON = {"ball": 0.4, "ellipsoid": 0.4, "cone": 0.5}
+
+
+@dataclass(kw_only=True, eq=False)
+class Gems(RoundLoop):
+    """Intersect the nodes' good-enough spaces.
+
+    Parameters
+    ----------
+    space : {"ball", "ellipsoid", "cone"}
+        What nodes send: the papers' balls and ellipsoids, or class moments.
+    epsilon : float, "auto", or mapping from node name to float, optional
+        What is good enough. An accuracy (or a loss, see `measure`); for a cone the share of
+        each class to be told from each rival, from 0.5. ``"auto"`` takes the largest at which
+        all balls or ellipsoids meet. By default 0.4, for cones 0.5.
+    measure : {"accuracy", "loss"}
+        What epsilon is, for balls and ellipsoids.
+    radius : {"sampled", "worst", "certified", "bisection", "growing"}
+        How radii are found. ``sampled`` is the papers' and too large: random directions miss
+        the bad ones. ``worst`` and ``certified`` are honest, and then balls rarely meet.
+    directions, floor, rank, clusters, int8, min_count, sums, dp_epsilon, dp_delta, dp_clip
+        See `gems_flwr.construct.SpaceRequest`.
+    select : {"first", "margin", "objective"}, optional
+        Which point of the intersection; see `gems_flwr.intersect.intersect`.
+    ridge : float, default 3e-4
+        Ridge of the cone objective, at least 0.
+    on_empty : {"least", "relax", "retrain", "fail"}
+        If the spaces do not meet: take the least violating point; lower epsilon until they do;
+        let the nodes train again from new initial weights, up to `retrains` times, and add the
+        new balls to their sets (2018); or fail.
+    retrains : int, default 3
+        Further rounds that ``retrain`` may take.
+    initialise : callable, optional
+        Gets the round, returns new initial arrays; needed for ``retrain``.
+    tune : int, default 0
+        How many public samples to fine-tune on; 0 for none.
+    public : pair of arrays, optional
+        Public inputs of the output layer, and their classes; needed for `tune`.
+    verify : bool, default False
+        Whether every node is asked how accurate the result is on its own held-out data.
+    layer : str, optional
+        Name of the linear output layer, where it is not the last matrix of the model.
+    **loop
+        See `RoundLoop`. With a `checkpoint_dir` the received spaces are kept in its folder
+        ``spaces``, where ``python -m gems_flwr aggregate`` can add a late one.
+    """
+
+    space: Kind = "cone"
+    epsilon: float | str | Mapping[str, float] | None = None
+    measure: Literal["accuracy", "loss"] = "accuracy"
+    radius: Literal["sampled", "worst", "certified", "bisection", "growing"] = "sampled"
+    directions: int = 500
+    floor: float = 0.1
+    rank: int | None = None
+    clusters: int = 1
+    int8: bool = True
+    min_count: int = 32
+    sums: bool = False
+    dp_epsilon: float | None = None
+    dp_delta: float = 1e-5
+    dp_clip: float = 1.0
+    select: Literal["first", "margin", "objective"] | None = None
+    ridge: float = 3e-4
+    on_empty: Literal["least", "relax", "retrain", "fail"] = "least"
+    retrains: int = 3
+    initialise: Callable[[int], Arrays] | None = None
+    tune: int = 0
+    public: tuple[NDArray, NDArray] | None = None
+    verify: bool = False
+    layer: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.space not in get_args(Kind):
+            raise ValueError(f"space must be one of {list(get_args(Kind))}, got '{self.space}'")
+        if isinstance(self.epsilon, str) and self.epsilon != "auto":
+            raise ValueError(f"epsilon must be a number or 'auto', got '{self.epsilon}'")
+        if self.on_empty not in get_args(OnEmpty):
+            raise ValueError(
+                f"on_empty must be one of {list(get_args(OnEmpty))}, got '{self.on_empty}'"
+            )
+        if self.select is not None and self.select not in get_args(Select):
+            raise ValueError(f"select must be one of {list(get_args(Select))}, got '{self.select}'")
+        if self.space == "cone" and self.epsilon == "auto":
+            raise ValueError("epsilon='auto' needs balls or ellipsoids, whose radii depend on it")
+        if self.on_empty == "retrain" and (self.space != "ball" or self.initialise is None):
+            raise ValueError("on_empty='retrain' needs space='ball' and initialise")
+        if self.retrains < 0 or self.tune < 0:
+            raise ValueError("retrains and tune must be at least 0")
+        if self.tune and (self.public is None or len(self.public[1]) < self.tune):
+            have = 0 if self.public is None else len(self.public[1])
+            raise ValueError(f"tune={self.tune} needs as many public samples, there are {have}")
+        self._cone_options = ConeOptions(ridge=self.ridge)
+        for node in self.epsilon if isinstance(self.epsilon, Mapping) else [""]:
+            self.request(node)
+        self._spaces = SpaceFolder(self._folder() if self.checkpoint_dir else None)
+        self._received: dict[str, wire.NodeSpace] = {}
+
+    @property
+    def rounds_needed(self) -> int:  # type: ignore[override]
+        """One, and as many more as retraining may take."""
+        return 1 + (self.retrains if self.on_empty == "retrain" else 0)
+
+    def request(self, node: str = "") -> SpaceRequest:
+        """Return what a node is asked for."""
+        curve = self.space != "cone" and (self.epsilon == "auto" or self.on_empty == "relax")
+        epsilon = DEFAULT_EPSILON[self.space]
+        if isinstance(self.epsilon, Mapping):
+            epsilon = float(self.epsilon.get(node, epsilon))
+        elif isinstance(self.epsilon, int | float):
+            epsilon = float(self.epsilon)
+        elif self.epsilon == "auto":
+            # Any that every centre meets; the curve tells the rest.
+            epsilon = 1e-6
+        shared = {f.name for f in dataclasses.fields(SpaceRequest)} & set(vars(self))
+        options = {name: getattr(self, name) for name in shared - {"epsilon"}}
+        return SpaceRequest(kind=self.space, epsilon=epsilon, curve=curve, **options)
+
+    def aggregate(self, answers: Sequence[Answer[wire.ModelReply]]) -> Arrays:
+        """Not used: nodes send spaces, not models."""
+        raise NotImplementedError("GEMS aggregates spaces, not models")
+
+    # --- the round ----------------------------------------------------------------------------
+
+    def play_round(
+        self,
+        server_round: int,
+        state: ServerState,
+        grid: Grid,
+        train_config: ConfigRecord,
+        evaluate_config: ConfigRecord,
+    ) -> RoundOutcome:
+        """Collect the spaces, intersect them, and let the nodes verify the result."""
+        layer = find_output_layer(state.arrays, self.layer)
+        start = state.arrays
+        if server_round > 1 and self.initialise is not None:
+            start = self.initialise(server_round)
+        self._collect(server_round, grid, start, layer, train_config)
+        spaces = self._usable_spaces()
+        found = aggregate_spaces(
+            list(spaces.values()),
+            select=self.select,
+            auto_epsilon=self.epsilon == "auto",
+            on_empty=self.on_empty,
+            cone_options=self._cone_options,
+            public=self._public(),
+            seed=self.seed,
+        )
+        arrays = layer.replace_in(start, found.point)
+        done = found.intersection.feasible or server_round == self.rounds_needed
+        scores = self._verify(server_round, grid, arrays, evaluate_config) if done else {}
+        return RoundOutcome(
+            arrays=arrays, details=self._details(found, spaces, scores), memory=state.memory
+        )
+
+    def reason_to_stop(self, state: ServerState) -> str | None:
+        """Stop as soon as the spaces meet."""
+        if self.on_empty == "retrain" and state.details.get("status") == "feasible":
+            return "the spaces meet"
+        return super().reason_to_stop(state)
+
+    def _collect(
+        self,
+        server_round: int,
+        grid: Grid,
+        arrays: Arrays,
+        layer: OutputLayer,
+        config: ConfigRecord,
+    ) -> None:
+        """Ask the nodes for their spaces and add what is usable to what was received."""
+        nodes = self.choose_nodes(server_round, grid, self.fraction_train, wire.TRAIN)
+        record = wire.to_record(arrays)
+        messages = self.messages(server_round, nodes, wire.TRAIN, record, config)
+        for message in messages:
+            wire.ask_for_space(message.content, self.request(self._name_of(message)))
+        unpack = partial(wire.unpack_space_reply, request=self.request(), layer=layer)
+        answers = self.accept(self.collect(messages), unpack, at_least=self.min_nodes)
+        if server_round == 1:
+            self._received = {}
+        elif not self._received:
+            # A resumed run: what earlier rounds received lies in the folder.
+            self._received = dict(self._spaces.load())
+        for answer in answers:
+            self._received[answer.node] = _joined(self._received.get(answer.node), answer.value)
+        if not self.sums:
+            self._spaces.save({a.node: _plain(self._received[a.node]) for a in answers})
+
+    def _usable_spaces(self) -> dict[str, Space | CurvedSpace]:
+        if not self.sums:
+            return {k: s for k, s in self._received.items() if not isinstance(s, ClassSums)}
+        # Nothing but the total is looked at.
+        parts = [s for s in self._received.values() if isinstance(s, ClassSums)]
+        total = sum(parts[1:], parts[0])
+        return {"all nodes": cone_from_sums(total, min_count=self.min_count)}
+
+    def _verify(
+        self, server_round: int, grid: Grid, arrays: Arrays, config: ConfigRecord
+    ) -> dict[str, float]:
+        """Return each node's accuracy with the new model; empty if that was not asked for."""
+        if not self.verify:
+            return {}
+        nodes = self.choose_nodes(server_round, grid, 1.0, wire.EVALUATE)
+        record = wire.to_record(arrays)
+        # As train messages, because every client has a handler for those, and the mod around it.
+        messages = self.messages(
+            server_round, nodes, wire.TRAIN, record, config, step="verify"
+        )
+        for message in messages:
+            wire.ask_for_score(message.content)
+        answers = self.accept(self.collect(messages), wire.unpack_score_reply)
+        return {answer.node: answer.value for answer in answers}
+
+    def _details(
+        self,
+        found: Aggregate,
+        spaces: Mapping[str, Space | CurvedSpace],
+        scores: Mapping[str, float],
+    ) -> dict[str, Any]:
+        met = found.intersection
+        details: dict[str, Any] = {
+            "space": self.space,
+            "status": met.status,
+            "empty": met.empty,
+            "is_average": met.is_average and not found.tuned_on,
+            "margins": dict(zip(spaces, met.margins, strict=True)),
+            "gap": met.gap if np.isfinite(met.gap) else None,
+            "method": met.method,
+            "intersection_seconds": met.seconds,
+            "epsilon": found.epsilon,
+            "tuned_on": found.tuned_on,
+            "node_scores": dict(scores),
+        }
+        plain = {node: _plain(space) for node, space in spaces.items()}
+        details["radii"] = {n: s.radius.to_meta() for n, s in plain.items() if hasattr(s, "radius")}
+        details["withheld"] = {
+            n: list(s.withheld) for n, s in plain.items() if getattr(s, "withheld", ())
+        }
+        return details
+
+    # --- helpers ------------------------------------------------------------------------------
+
+    def _name_of(self, message: Message) -> str:
+        return self._roster.name(message.metadata.dst_node_id)
+
+    def _folder(self) -> Path:
+        return Path(str(self.checkpoint_dir)) / "spaces"
+
+    def _public(self) -> Public | None:
+        if not self.tune or self.public is None:
+            return None
+        inputs, labels = self.public
+        return Public(
+            torch.as_tensor(np.asarray(inputs[: self.tune], dtype=np.float32)),
+            torch.as_tensor(np.asarray(labels[: self.tune], dtype=np.int64)),
+        )
+
+
+def _plain(space: Any) -> Any:
+    return space.space if isinstance(space, CurvedSpace) else space
+
+
+def _joined(old: wire.NodeSpace | None, new: wire.NodeSpace) -> wire.NodeSpace:
+    """Add a new ball to those that a node has sent before (2018)."""
+    if not isinstance(new, Ball) or not isinstance(old, Ball | BallSet):
+        return new
+    before = old.balls if isinstance(old, BallSet) else (old,)
+    return BallSet((*before, new))

@@ -1,0 +1,65 @@
+"""Arrays in and out of Flower's records, and the checks on arrays that somebody else sent."""
+
+from __future__ import annotations
+
+import math
+from io import BytesIO
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from gems_flwr.averaging import Arrays
+from gems_flwr.errors import BadReplyError
+
+# numpy's .npy header is at most a few hundred bytes for the arrays that we accept.
+_NPY_HEADER_BYTES = 4096
+
+
+def to_numpy(record: ArrayRecord) -> dict[str, NDArray]:
+    """Return an ArrayRecord's arrays as numpy arrays."""
+    return {name: array.numpy() for name, array in record.items()}
+
+
+def to_record(arrays: Arrays) -> ArrayRecord:
+    """Return numpy arrays as an ArrayRecord."""
+    return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
+
+
+def checked_array(
+    array: Array,
+    key: str,
+    shape: tuple[int, ...] | None = None,
+    dtype: np.dtype | None = None,
+) -> NDArray:
+    """Return the numpy array if it is what it claims to be, what was asked for, and finite."""
+    if shape is not None and dtype is not None:
+        limit = math.prod(shape) * dtype.itemsize + _NPY_HEADER_BYTES
+        if len(array.data) > limit:
+            raise BadReplyError(f"array '{key}' has {len(array.data)} bytes, expected <= {limit}")
+    try:
+        _check_header(array.data)
+        value = array.numpy()
+    except Exception as error:  # numpy raises many kinds on bytes that are no array
+        raise BadReplyError(f"array '{key}' cannot be read: {error}") from error
+    if shape is not None and value.shape != shape:
+        raise BadReplyError(f"array '{key}' has shape {value.shape}, expected {shape}")
+    if dtype is not None and value.dtype != dtype:
+        raise BadReplyError(f"array '{key}' has dtype {value.dtype}, expected {dtype}")
+    if value.dtype.kind not in "fiub":
+        raise BadReplyError(f"array '{key}' has dtype {value.dtype}, expected numbers")
+    if value.dtype.kind == "f" and not np.isfinite(value).all():
+        raise BadReplyError(f"array '{key}' holds NaN or infinity")
+    return value
+
+
+def _check_header(data: bytes) -> None:
+    """Refuse bytes whose header promises more than follows: numpy would allocate it first."""
+    stream = BytesIO(data)
+    version = npy.read_magic(stream)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, _, dtype = read(stream)
+    promised = math.prod(shape) * dtype.itemsize
+    if promised > len(data):
+        raise ValueError(f"its header promises {promised} bytes, {len(data)} came")

@@ -1,0 +1,28 @@
+"""Every record key and message type that crosses the network."""
+
+ARRAYS = "arrays"
+CONFIG = "config"
+METRICS = "metrics"
+NODE = "node"
+EXAMPLES = "examples"
+
+SERVER_ROUND = "server-round"
+RUN_SEED = "run-seed"
+NUM_EXAMPLES = "num-examples"
+NAME = "name"
+FEATURES = "features"
+LABELS = "labels"
+
+TRAIN = "train"
+EVALUATE = "evaluate"
+INTRODUCE = "query.introduce"
+SHARE_EXAMPLES = "query.share_examples"
+SPACE = "space"
+SPACE_META = "space-meta"
+CLASS_SUMS = "class-sums"
+
+JSON = "json"
+SPACE_REQUEST = "space-request"
+VERIFY = "verify"
+SCORE = "score"
+CURVE = "curve"

@@ -1,0 +1,206 @@
+"""Requests for good-enough spaces, replies that carry one, and the verification of a model.
+
+A reply to a train message with a ``space-request`` carries, instead of the model, the arrays of
+the space and one JSON text with the rest, or the class sums of a node whose moments are only
+ever to be added up.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from gems_flwr.construct.moments import ClassSums
+from gems_flwr.construct.request import SpaceRequest
+from gems_flwr.errors import BadReplyError
+from gems_flwr.spaces import (
+    Ball,
+    ClassMomentCone,
+    CurvedSpace,
+    Ellipsoid,
+    OutputLayer,
+    Space,
+    SpaceError,
+    space_from_arrays,
+    space_to_arrays,
+)
+from gems_flwr.wire.arrays import checked_array
+from gems_flwr.wire.keys import (
+    CLASS_SUMS,
+    CONFIG,
+    CURVE,
+    JSON,
+    METRICS,
+    SCORE,
+    SPACE,
+    SPACE_META,
+    SPACE_REQUEST,
+    VERIFY,
+)
+from gems_flwr.wire.replies import pack_name
+
+# A space's description is some hundred characters; withheld classes can make it longer.
+_MAX_META_CHARACTERS = 1_000_000
+
+NodeSpace = Space | CurvedSpace | ClassSums
+
+
+def ask_for_space(content: RecordDict, request: SpaceRequest) -> None:
+    """Put a request into an instruction."""
+    _config(content)[SPACE_REQUEST] = request.to_json()
+
+
+def ask_for_score(content: RecordDict) -> None:
+    """Ask in an instruction for the score of the model in it, and nothing else."""
+    _config(content)[VERIFY] = True
+
+
+def requested_space(content: RecordDict) -> SpaceRequest | None:
+    """Return the request in an instruction, or None where there is none."""
+    text = _config(content).get(SPACE_REQUEST)
+    return SpaceRequest.from_json(text) if isinstance(text, str) else None
+
+
+def wants_score(content: RecordDict) -> bool:
+    """Return whether an instruction asks for a score."""
+    return bool(_config(content).get(VERIFY, False))
+
+
+def pack_space_reply(space: NodeSpace, *, name: str) -> RecordDict:
+    """Return the content of a reply that carries a space."""
+    if isinstance(space, ClassSums):
+        return RecordDict({CLASS_SUMS: _pack_sums(space), **pack_name(name)})
+    curve: dict[str, NDArray[Any]] = {}
+    if isinstance(space, CurvedSpace):
+        curve, space = {CURVE: space.curve}, space.space
+    arrays, meta = space_to_arrays(space)
+    record = ArrayRecord({key: Array(np.asarray(a)) for key, a in (arrays | curve).items()})
+    text = ConfigRecord({JSON: json.dumps(meta, separators=(",", ":"))})
+    return RecordDict({SPACE: record, SPACE_META: text, **pack_name(name)})
+
+
+def unpack_space_reply(content: RecordDict, request: SpaceRequest, layer: OutputLayer) -> NodeSpace:
+    """Validate a reply that carries a space.
+
+    Parameters
+    ----------
+    content : RecordDict
+        What the node sent.
+    request : SpaceRequest
+        What it was asked for.
+    layer : OutputLayer
+        The layer that the space is about.
+
+    Raises
+    ------
+    BadReplyError
+        Names the key at fault, what was expected and what came.
+    """
+    if request.sums:
+        return _unpack_sums(content, layer)
+    record, text = content.get(SPACE), content.get(SPACE_META)
+    if not isinstance(record, ArrayRecord) or not isinstance(text, ConfigRecord):
+        raise BadReplyError(f"expected an ArrayRecord '{SPACE}' and a ConfigRecord '{SPACE_META}'")
+    arrays = {key: checked_array(array, key) for key, array in record.items()}
+    curve = arrays.pop(CURVE, None)
+    try:
+        space = space_from_arrays(arrays, _read_meta(text.get(JSON)))
+        _check_fit(space, request, layer)
+        if not request.curve:
+            return space
+        if curve is None or not isinstance(space, Ball | Ellipsoid):
+            raise SpaceError(CURVE, "the radius for every epsilon", "none")
+        return CurvedSpace(space, curve)
+    except SpaceError as error:
+        raise BadReplyError(str(error)) from error
+
+
+def pack_score_reply(score: float, *, name: str) -> RecordDict:
+    """Return the content of a reply with one number."""
+    return RecordDict({METRICS: MetricRecord({SCORE: float(score)}), **pack_name(name)})
+
+
+def unpack_score_reply(content: RecordDict) -> float:
+    """Validate a score: one number from 0 to 1."""
+    record = content.get(METRICS)
+    score = record.get(SCORE) if isinstance(record, MetricRecord) else None
+    if not isinstance(score, int | float) or not 0 <= score <= 1:
+        raise BadReplyError(f"'{SCORE}' must be a number from 0 to 1, got {score}")
+    return float(score)
+
+
+def _config(content: RecordDict) -> ConfigRecord:
+    record = content.get(CONFIG)
+    return record if isinstance(record, ConfigRecord) else ConfigRecord()
+
+
+def _read_meta(text: object) -> Mapping[str, Any]:
+    if not isinstance(text, str) or len(text) > _MAX_META_CHARACTERS:
+        raise SpaceError(SPACE_META, "a JSON text of reasonable length", type(text).__name__)
+    try:
+        meta = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise SpaceError(SPACE_META, "JSON", error) from error
+    if not isinstance(meta, dict):
+        raise SpaceError(SPACE_META, "a JSON object", repr(meta)[:80])
+    return meta
+
+
+def _check_fit(space: Space, request: SpaceRequest, layer: OutputLayer) -> None:
+    if space.kind != request.kind:
+        raise SpaceError("kind", request.kind, space.kind)
+    wanted: tuple[int, ...]
+    got: tuple[int, ...]
+    if isinstance(space, ClassMomentCone):
+        wanted = (layer.num_classes, layer.features)
+        got = (space.num_classes, space.num_features)
+    else:
+        wanted, got = (layer.dimension,), (space.dimension,)
+    if wanted != got:
+        raise SpaceError("shape", f"{wanted} as in the model", got)
+
+
+def _pack_sums(sums: ClassSums) -> ArrayRecord:
+    rows, columns = np.triu_indices(sums.sums.shape[1])
+    parts = {
+        "counts": sums.counts.astype(np.float32),
+        "sums": sums.sums.astype(np.float32),
+        # Symmetric: the upper half says it all.
+        "outers": sums.outers[:, rows, columns].astype(np.float32),
+    }
+    return ArrayRecord({key: Array(array) for key, array in parts.items()})
+
+
+def _unpack_sums(content: RecordDict, layer: OutputLayer) -> ClassSums:
+    record = content.get(CLASS_SUMS)
+    if not isinstance(record, ArrayRecord):
+        raise BadReplyError(f"expected an ArrayRecord '{CLASS_SUMS}'")
+    classes, width = layer.num_classes, layer.features
+    half = width * (width + 1) // 2
+    shapes = {"counts": (classes,), "sums": (classes, width), "outers": (classes, half)}
+    if record.keys() != shapes.keys():
+        raise BadReplyError(f"'{CLASS_SUMS}' must have {sorted(shapes)}, got {sorted(record)}")
+    single = np.dtype(np.float32)
+    counts, sums, upper = (
+        checked_array(record[key], key, shape, single).astype(np.float64)
+        for key, shape in shapes.items()
+    )
+    if counts.min() < 0 or not math.isfinite(counts.sum()):
+        raise BadReplyError(f"'counts' must be at least 0, got {counts.min()}")
+    outers = np.zeros((classes, width, width))
+    rows, columns = np.triu_indices(width)
+    outers[:, rows, columns] = upper
+    outers[:, columns, rows] = upper
+    if outers[:, range(width), range(width)].min() < 0:
+        raise BadReplyError("'outers' must have no negative squares")
+    labels = np.arange(classes, dtype=np.int64)
+    try:
+        return ClassSums(classes, labels, counts, sums, outers)
+    except SpaceError as error:
+        raise BadReplyError(str(error)) from error
