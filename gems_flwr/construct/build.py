@@ -8,6 +8,7 @@ directions solved exactly, ``worst`` the directions most likely to fail, ``certi
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -115,7 +116,7 @@ def find_radius(
     )
 
 
-def build_ball(data: LayerData, quality: Quality, method: Method = "worst", **options: int) -> Ball:
+def build_ball(data: LayerData, quality: Quality, method: Method = "worst", **options: Any) -> Ball:
     """Return the ball around a linear layer; options as in `find_radius`."""
     return Ball(data.center, find_radius(data, quality, method, **options))
 
@@ -127,7 +128,7 @@ def build_ellipsoid(
     *,
     fisher: Tensor | None = None,
     floor: float = 0.1,
-    **options: int,
+    **options: Any,
 ) -> Ellipsoid:
     """Return the ellipsoid around a linear layer.
 

@@ -149,10 +149,10 @@ def first_failures(right_now: int, gains: Tensor, losses: Tensor) -> tuple[Tenso
     # A stable sort keeps losses before gains at equal radii: the cautious order.
     values, order = events.sort(dim=1, stable=True)
     counts = right_now + signs.gather(1, order).cumsum(dim=1)
-    lowest = counts.cummin(dim=1).values
-    before = torch.cat([torch.full_like(lowest[:, :1], right_now), lowest[:, :-1]], dim=1)
-    record = (lowest < before) & torch.isfinite(values)
-    return (lowest[record] + 1).long(), values[record]
+    # Counts move in steps of one, so a level is first missed at the first drop through it;
+    # later drops through the same level are farther out and lose against it.
+    drop = (order < losses.shape[1]) & torch.isfinite(values)
+    return (counts[drop] + 1).long(), values[drop]
 
 
 def loss_radius(

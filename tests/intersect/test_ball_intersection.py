@@ -68,6 +68,26 @@ def test_the_papers_descent_never_contradicts_the_proof(seed, size):
         assert proof.is_average
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10_000), st.floats(0.3, 2.0))
+def test_a_solver_that_fails_never_makes_a_verdict_wrong(seed, size):
+    """Whatever multipliers come back, only the bounds they give decide."""
+    balls = random_balls(seed, size=size)
+    truth = smallest_violation(balls)
+    rng = np.random.default_rng(seed)
+
+    def poor(linear, gram, start=None, stop=None):
+        return rng.dirichlet(np.ones(len(linear))), 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gems_flwr.intersect.balls.maximise_on_simplex", poor)
+        for select in ("first", "margin"):
+            result = intersect_balls(balls, select)
+            assert not result.empty or truth > -1e-6
+            assert not result.feasible or truth < 1e-6
+            assert result.lower_bound <= result.upper_bound
+
+
 def test_three_balls_can_meet_in_pairs_only():
     """Corners of a triangle of side 2, radius 1.05: pairs overlap, but the centre is 1.155 away."""
     corners = [[0, 0], [2, 0], [1, np.sqrt(3)]]
