@@ -194,3 +194,16 @@ def test_bad_inputs_are_refused():
         sum_classes([(x, y)], 3) + sum_classes([(x[:, :2], y)], 3)
     with pytest.raises(SpaceError, match="counts"):
         cone_from_sums(sum_classes([(x[:3], y[:3])], 3))
+
+
+def test_lanczos_gives_the_factor_of_a_dense_decomposition():
+    """80 features take the iterative path; eigenvectors are compared by what they span."""
+    root = np.random.default_rng(0).normal(size=(80, 80)) * np.linspace(0.1, 2, 80)
+    covariance = root @ root.T
+    top, deviations = factor(covariance, 5)
+    values, vectors = np.linalg.eigh(covariance)
+    expected = (vectors[:, -5:] * values[-5:]) @ vectors[:, -5:].T
+    np.testing.assert_allclose(top @ top.T, expected, atol=1e-7 * values[-1])
+    residual = covariance - expected
+    ratio = (residual**2).sum() / (np.diag(residual) ** 2).sum()
+    np.testing.assert_allclose(deviations**2, ratio * np.diag(residual), rtol=1e-6)
