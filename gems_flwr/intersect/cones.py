@@ -37,7 +37,7 @@ from gems_flwr.spaces.layout import flatten_linear
 
 Float = NDArray[np.float64]
 
-RIDGE_FULL = 1e-3
+RIDGE_FULL = 2e-3
 RIDGE_LOW_RANK = 3e-4
 
 
@@ -48,7 +48,7 @@ class ConeOptions:
     Parameters
     ----------
     ridge : float
-        Weight of ``|W|^2`` on scaled features, at least 0. If left out, 1e-3 with full
+        Weight of ``|W|^2`` on scaled features, at least 0. If left out, 2e-3 with full
         moments and 3e-4 without: the inflated diagonal of a low-rank covariance already
         acts as a ridge (both were chosen on MNIST validation data).
     iterations : int

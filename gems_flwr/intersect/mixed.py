@@ -36,6 +36,7 @@ def intersect_convex(
     select: Select = "first",
     rounds: int = 60,
     tolerance: float = 1e-7,
+    limit_seconds: float = 60.0,
 ) -> Intersection:
     """Return a point in all spaces, or a proof that there is none.
 
@@ -50,6 +51,8 @@ def intersect_convex(
         How often cones may cut.
     tolerance : float
         Duality gap to which the deepest point is found.
+    limit_seconds : float
+        No new round of cuts after this time; without a verdict by then, ``undecided``.
 
     Raises
     ------
@@ -68,7 +71,8 @@ def intersect_convex(
     if centered and select == "first" and in_all(spaces, average):
         return _result(spaces, "feasible", average, average, (-np.inf, 0.0), 0, began)
     solver = _CuttingPlanes(centered, cones, average, tolerance)
-    status = solver.run(spaces, rounds, early=select == "first")
+    deadline = began + limit_seconds
+    status = solver.run(spaces, rounds, deadline, early=select == "first")
     point = solver.best
     if status == "feasible" and select == "first" and centered:
         point = walk_from(spaces, average, point)
@@ -98,9 +102,9 @@ class _CuttingPlanes:
         self.lower, self.upper, self.steps = -np.inf, np.inf, 0
         self.best = origin
 
-    def run(self, spaces: Sequence[Convex], rounds: int, early: bool) -> Status:
+    def run(self, spaces: Sequence[Convex], rounds: int, deadline: float, early: bool) -> Status:
         """Alternate master problem and cuts until there is a verdict."""
-        base, found = len(self.problem.g), False
+        found = False
         normals = np.zeros((0, self.origin.size))
         if self.only_cones:
             # At the zero layer nothing is violated; the mean directions start the cuts.
@@ -137,7 +141,7 @@ class _CuttingPlanes:
                 return "empty"
             if found and (early or self.upper - self.lower <= self.tolerance):
                 return "feasible"
-            if not len(cuts_at) or base == len(problem.g) == 0:
+            if not len(cuts_at) or time.perf_counter() > deadline:
                 break
             normals = np.concatenate([normals, cuts_at])
         return "feasible" if found else "undecided"

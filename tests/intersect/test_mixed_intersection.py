@@ -125,6 +125,12 @@ def test_the_verdict_on_cones_alone_is_that_of_an_independent_solver(seed, epsil
         assert depth < 1e-4
 
 
+def test_without_time_there_is_no_verdict():
+    """One round of cuts does not decide two narrow cones; the answer says so."""
+    cones = [a_cone(2, 0.95, 2.0), a_cone(3, 0.95, 2.0, labels=(1, 2))]
+    assert intersect_convex(cones, "margin", limit_seconds=0.0).status == "undecided"
+
+
 def union_truth(sets):
     """Return whether any choice of one ball per set meets, by trying all of them."""
     return any(intersect_balls(list(c)).feasible for c in itertools.product(*sets))
