@@ -22,6 +22,7 @@ from gems_flwr.runtime.checkpoint import CheckpointFolder, write_atomically
 from gems_flwr.strategies import Callback, RunResult
 from simulations.config import RunConfig
 from simulations.experiment import Experiment
+from simulations.training import torch_threads
 
 RESULT = "result.json"
 CONFIG = "config.yaml"
@@ -65,13 +66,15 @@ def run_server(
     counts = experiment.label_counts()
     write_atomically(folder / "partition.json", json.dumps(counts).encode())
     strategy = experiment.strategy(folder, callbacks)
-    result = strategy.start(
-        grid=grid,
-        initial_arrays=experiment.initial_arrays(),
-        num_rounds=config.rounds,
-        timeout=config.timeout,
-        evaluate_fn=lambda _, arrays: experiment.evaluate(strategy, arrays),
-    )
+    # The server's own mathematics is rounded differently on another number of threads, too.
+    with torch_threads(config.backend.threads):
+        result = strategy.start(
+            grid=grid,
+            initial_arrays=experiment.initial_arrays(),
+            num_rounds=config.rounds,
+            timeout=config.timeout,
+            evaluate_fn=lambda _, arrays: experiment.evaluate(strategy, arrays),
+        )
     summary = summarise(config, result, seconds=time.perf_counter() - started)
     model = wire.to_numpy(result.arrays)
     write_atomically(folder / "model.safetensors", save(model))

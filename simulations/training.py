@@ -138,7 +138,7 @@ def fit(
     loss = accuracy = 0.0
     best, stale, epochs = -1.0, 0, 0
     with (
-        _threads(threads),
+        torch_threads(threads),
         _placed(model, where, training=True),
         _seeded(dropout_seed, where),
     ):
@@ -196,7 +196,7 @@ def probabilities(
         raise ValueError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
     where = _checked_device(device)
     rows = []
-    with _threads(threads), _placed(model, where, training=False), torch.inference_mode():
+    with torch_threads(threads), _placed(model, where, training=False), torch.inference_mode():
         # One batch even if there are no examples: it tells the number of classes.
         for start in range(0, max(1, len(examples)), batch_size):
             inputs = _features(examples.features[start : start + batch_size], scale).to(where)
@@ -290,7 +290,7 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def torch_threads(count: int) -> Iterator[None]:
     """Let PyTorch use this many CPU threads, and as many as before afterwards."""
     if not _is_count(count):
         raise ValueError(f"threads must be a whole number of at least 1, got {count!r}")

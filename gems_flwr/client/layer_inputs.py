@@ -34,7 +34,7 @@ def batches(data: Data) -> Iterator[tuple[Tensor, Tensor]]:
         A batch is a pair of inputs and labels, or a mapping with one entry called ``label``,
         ``labels``, ``target`` or ``y`` and one other.
     """
-    if isinstance(data, tuple | list) and len(data) == 2 and len(data[0]) == len(data[1]):
+    if isinstance(data, tuple | list) and len(data) == 2 and hasattr(data[1], "shape"):
         inputs, labels = torch.as_tensor(data[0]), torch.as_tensor(data[1])
         for start in range(0, len(labels), _BATCH):
             yield inputs[start : start + _BATCH], labels[start : start + _BATCH]

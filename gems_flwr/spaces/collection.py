@@ -34,6 +34,12 @@ class SpaceFolder:
             save_space(beside, space)
             beside.replace(path)
 
+    def clear(self) -> None:
+        """Forget all spaces."""
+        if self.folder is not None and self.folder.is_dir():
+            for path in self.folder.glob(f"*{SUFFIX}"):
+                path.unlink()
+
     def load(self) -> dict[str, Space]:
         """Return the spaces by node.
 

@@ -74,8 +74,8 @@ class Gems(RoundLoop):
         See `gems_flwr.construct.SpaceRequest`.
     select : {"first", "margin", "objective"}, optional
         Which point of the intersection; see `gems_flwr.intersect.intersect`.
-    ridge : float, default 3e-4
-        Ridge of the cone objective, at least 0.
+    ridge : float, optional
+        Ridge of the cone objective, at least 0; by default that of the form of the moments.
     on_empty : {"least", "relax", "retrain", "fail"}
         If the spaces do not meet: take the least violating point; lower epsilon until they do;
         let the nodes train again from new initial weights, up to `retrains` times, and add the
@@ -112,7 +112,7 @@ class Gems(RoundLoop):
     dp_delta: float = 1e-5
     dp_clip: float = 1.0
     select: Literal["first", "margin", "objective"] | None = None
-    ridge: float = 3e-4
+    ridge: float | None = None
     on_empty: Literal["least", "relax", "retrain", "fail"] = "least"
     retrains: int = 3
     initialise: Callable[[int], Arrays] | None = None
@@ -229,6 +229,7 @@ class Gems(RoundLoop):
         answers = self.accept(self.collect(messages), unpack, at_least=self.min_nodes)
         if server_round == 1:
             self._received = {}
+            self._spaces.clear()
         elif not self._received:
             # A resumed run: what earlier rounds received lies in the folder.
             self._received = dict(self._spaces.load())
@@ -282,7 +283,12 @@ class Gems(RoundLoop):
             "tuned_on": found.tuned_on,
             "node_scores": dict(scores),
         }
-        plain = {node: _plain(space) for node, space in spaces.items()}
+        plain: dict[str, Any] = {
+            node: space.at(found.epsilon)
+            if isinstance(space, CurvedSpace) and found.epsilon
+            else _plain(space)
+            for node, space in spaces.items()
+        }
         details["radii"] = {n: s.radius.to_meta() for n, s in plain.items() if hasattr(s, "radius")}
         details["withheld"] = {
             n: list(s.withheld) for n, s in plain.items() if getattr(s, "withheld", ())

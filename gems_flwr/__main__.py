@@ -1,0 +1,89 @@
+"""The command line: ``python -m gems_flwr aggregate A B C -o model.safetensors``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gems_flwr.intersect import EmptyIntersectionError
+from gems_flwr.offline import OfflineError, aggregate_files, describe
+from gems_flwr.spaces import SpaceError, load_space
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; return 0 for success, 2 for bad input, 3 for an empty intersection."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except (OfflineError, SpaceError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    except EmptyIntersectionError as error:
+        print(error, file=sys.stderr)
+        return 3
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m gems_flwr", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    aggregate = commands.add_parser("aggregate", help="aggregate space files into a model file")
+    aggregate.add_argument("files", nargs="+", type=Path, help="space files, one per node")
+    aggregate.add_argument("-o", "--output", type=Path, required=True, help="the model file")
+    aggregate.add_argument(
+        "--add", action="store_true", help="go on from the spaces kept beside the output"
+    )
+    aggregate.add_argument("--classes", type=int, help="classes of the task (balls, ellipsoids)")
+    aggregate.add_argument(
+        "--keys", nargs=2, default=("weight", "bias"), metavar=("WEIGHT", "BIAS")
+    )
+    aggregate.add_argument("--select", choices=["first", "margin", "objective"])
+    aggregate.add_argument("--on-empty", choices=["least", "fail"], default="least")
+    aggregate.add_argument("--ridge", type=float, help="of the cone objective")
+    aggregate.set_defaults(run=_aggregate)
+
+    show = commands.add_parser("show", help="say what a space file holds and reveals")
+    show.add_argument("files", nargs="+", type=Path)
+    show.set_defaults(run=_show)
+    return parser
+
+
+def _aggregate(options: argparse.Namespace) -> int:
+    result = aggregate_files(
+        options.files,
+        options.output,
+        add=options.add,
+        classes=options.classes,
+        keys=tuple(options.keys),
+        select=options.select,
+        on_empty=options.on_empty,
+        ridge=options.ridge,
+    )
+    found = result.aggregate.intersection
+    for failure in result.rejected:
+        print(f"left out: {failure}", file=sys.stderr)
+    verdict = {
+        "feasible": "good enough for every node",
+        "empty": "no model is good enough for every node (proved); this one violates least",
+        "undecided": "not shown to be good enough for every node",
+    }[found.status]
+    print(f"{options.output}: {len(result.nodes)} nodes, {verdict} ({found.seconds:.2f} s)")
+    if found.is_average:
+        print("it is the plain average of the nodes' models")
+    for node, margin in zip(result.nodes, found.margins, strict=True):
+        print(f"  {node}: margin {margin:+.4g}")
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    for path in options.files:
+        print(path)
+        for name, text in describe(load_space(path)):
+            print(f"  {name}: {text}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

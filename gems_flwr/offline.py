@@ -1,0 +1,167 @@
+"""Aggregation by files, for nodes that are never online together.
+
+A node writes its space to a file (`gems_flwr.spaces.save_space`) and brings it by whatever way
+there is; the server aggregates the files it has and adds others as they come. Files pass the same
+checks as messages: a bad one is named and left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+
+from gems_flwr.errors import Failure, GemsError
+from gems_flwr.intersect import Aggregate, ConeOptions, OnEmpty, Select, aggregate_spaces
+from gems_flwr.spaces import (
+    BallSet,
+    ClassMomentCone,
+    Space,
+    SpaceError,
+    flatten_linear,
+    load_space,
+    unflatten_linear,
+)
+from gems_flwr.spaces.collection import SUFFIX, SpaceFolder
+
+
+class OfflineError(GemsError, ValueError):
+    """Files that cannot be aggregated."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OfflineResult:
+    """What came of aggregating files."""
+
+    aggregate: Aggregate
+    nodes: tuple[str, ...]
+    rejected: tuple[Failure, ...]
+
+
+def aggregate_files(
+    files: Sequence[Path],
+    output: Path,
+    *,
+    add: bool = False,
+    classes: int | None = None,
+    keys: tuple[str, str] = ("weight", "bias"),
+    select: Select | None = None,
+    on_empty: OnEmpty = "least",
+    ridge: float | None = None,
+) -> OfflineResult:
+    """Aggregate space files into a model file.
+
+    Parameters
+    ----------
+    files : sequence of Path
+        One space file per node; its name is the node's.
+    output : Path
+        Where to write the layer, as safetensors. The spaces are kept beside it, in a folder of
+        the same name that ends in ``.spaces``.
+    add : bool
+        Whether to go on from what is kept beside `output` instead of starting afresh.
+    classes : int, optional
+        Classes of the task. Cones know it; balls and ellipsoids are flat and do not.
+    keys : pair of str
+        Names of weight and bias in the output, e.g. those of a torch state dict.
+    select, on_empty, ridge
+        As in the `Gems` strategy.
+
+    Raises
+    ------
+    OfflineError
+        If no file is usable, or the spaces do not fit together.
+    """
+    folder = SpaceFolder(output.with_suffix(".spaces"))
+    spaces: dict[str, Space] = folder.load() if add else {}
+    start = _layer_of(output, keys) if add and output.exists() else None
+    rejected: list[Failure] = []
+    for path in files:
+        node = path.name.removesuffix(SUFFIX).removesuffix(".safetensors")
+        try:
+            space = load_space(path)
+            _check_like(space, next(iter(spaces.values()), None))
+            spaces[node] = space
+        except (SpaceError, OSError) as error:
+            rejected.append(Failure(node, str(error)))
+    if not spaces:
+        reasons = "".join(f"\n  {failure}" for failure in rejected)
+        raise OfflineError(f"none of {len(files)} files holds a usable space{reasons}")
+    found = aggregate_spaces(
+        list(spaces.values()),
+        select=select,
+        on_empty=on_empty,
+        cone_options=ConeOptions(ridge=ridge),
+        start=start,
+    )
+    weight, bias = _as_layer(found.point, next(iter(spaces.values())), classes)
+    if not add:
+        folder.clear()
+    folder.save(spaces)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    beside = output.with_name(f".{output.name}.tmp")
+    save_file({keys[0]: weight, keys[1]: bias}, beside)
+    beside.replace(output)
+    return OfflineResult(found, tuple(spaces), tuple(rejected))
+
+
+def _check_like(space: Space, first: Space | None) -> None:
+    """Refuse a space that the others cannot be intersected with."""
+    if first is None:
+        return
+    if isinstance(space, ClassMomentCone) != isinstance(first, ClassMomentCone):
+        raise SpaceError("kind", f"{first.kind}, as the others", space.kind)
+    if space.dimension != first.dimension:
+        raise SpaceError("dimension", f"{first.dimension}, as the others", space.dimension)
+
+
+def _as_layer(
+    point: NDArray[np.float64], like: Space, classes: int | None
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    if isinstance(like, ClassMomentCone):
+        classes = like.num_classes
+    if classes is None:
+        raise OfflineError(f"a {like.kind} is flat: say how many classes the task has")
+    features, rest = divmod(point.size, classes)
+    if rest or features < 2:
+        raise OfflineError(f"{point.size} weights do not make a layer of {classes} classes")
+    weight, bias = unflatten_linear(point, classes, features - 1)
+    return weight.astype(np.float32), bias.astype(np.float32)
+
+
+def _layer_of(output: Path, keys: tuple[str, str]) -> NDArray[np.float64]:
+    arrays = load_file(output)
+    if not set(keys) <= arrays.keys():
+        raise OfflineError(f"{output} has no {list(keys)}; it has {sorted(arrays)}")
+    return flatten_linear(arrays[keys[0]], arrays[keys[1]])
+
+
+def describe(space: Space) -> list[tuple[str, str]]:
+    """Return what a space reveals, as pairs of a name and a text."""
+    rows = [("kind", space.kind), ("bytes", f"{space.size_bytes:,}")]
+    if isinstance(space, ClassMomentCone):
+        form = space.covariance.form.replace("_", " ")
+        counts: dict[int, int] = {}
+        for label, count in zip(space.labels.tolist(), space.counts.tolist(), strict=True):
+            counts[label] = counts.get(label, 0) + count
+        rows += [
+            ("moments", f"{form}, {len(space.labels)} entries of {space.num_features} features"),
+            ("samples per class", ", ".join(f"{c}: {n}" for c, n in counts.items())),
+            ("withheld classes", ", ".join(map(str, space.withheld)) or "none"),
+            (
+                "differential privacy",
+                f"epsilon {space.privacy[0]:g}, delta {space.privacy[1]:g}"
+                if space.privacy
+                else "none: means and covariances are those of the data",
+            ),
+        ]
+        return rows
+    balls = space.balls if isinstance(space, BallSet) else (space,)
+    for ball in balls:
+        r = ball.radius
+        rows.append(("radius", f"{r.value:.4g}, {r.method}, for epsilon {r.epsilon:g}"))
+    return [*rows, ("weights", f"{space.dimension:,} of the node's own model")]
