@@ -24,6 +24,9 @@ METHODS = {
     "one_shot_average": ["strategy=one_shot_average"],
     "ensemble (majority)": ["strategy=ensemble"],
     "ensemble (softmax mean)": ["strategy=ensemble", "strategy.vote=softmax_mean"],
+    "gems (ball)": ["strategy=gems", "strategy.space=ball", "strategy.epsilon=0.4"],
+    "gems (cone)": ["strategy=gems", "strategy.verify=true"],
+    "gems (cone, rank 5)": ["strategy=gems", "strategy.rank=5"],
     "fedavg": ["strategy=fedavg", "rounds=30", "train.epochs=5"],
 }
 SEEDS = (0, 1, 2)

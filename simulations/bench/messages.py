@@ -1,4 +1,4 @@
-"""What a message costs: ``make bench``.
+"""What a message costs.
 
 Each backend sends the same messages to the same clients as a plain Python loop that just calls
 the handler with the weights; figures are ratios within this one run, and how they grow with the
@@ -7,9 +7,6 @@ number of nodes. Nothing here asserts a time.
 
 from __future__ import annotations
 
-import argparse
-import logging
-import sys
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -140,17 +137,12 @@ def measure(weights: int, nodes: int, messages: int) -> tuple[str, ...]:
     )
 
 
-def main() -> int:
-    """Print the tables; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="fewer nodes, about a minute")
-    quick = parser.parse_args().quick
-    logging.getLogger("flwr").setLevel(logging.ERROR)
-    console = Console()
+def report(console: Console, quick: bool) -> None:
+    """Print the tables."""
     console.print(
-        "What a message to a node and its reply cost, in milliseconds, with FedAvg on top.\n"
-        "plain loop: numpy alone. bytes: once through serialisation in each direction, which no\n"
-        "backend can do without. ratio: in-process to bytes, and ray to in-process."
+        "[bold]What a message to a node and its reply cost[/bold], in milliseconds, with FedAvg on "
+        "top.\nplain loop: numpy alone. bytes: once through serialisation in each direction, which "
+        "no backend can do without.\nratio: in-process to bytes, and ray to in-process."
     )
     for name, (weights, messages, counts) in SIZES.items():
         table = Table(title=name, title_justify="left")
@@ -160,8 +152,3 @@ def main() -> int:
             for nodes in counts[:1] if quick else counts:
                 table.add_row(*measure(weights, nodes, messages))
         console.print(table)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

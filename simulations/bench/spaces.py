@@ -1,0 +1,164 @@
+"""What building and intersecting good-enough spaces costs.
+
+Construction stands against the papers' loop (Algorithm 2: bisection, the same number of
+directions) and against the bare matrix product of data and directions, intersection against
+gradient descent on Eq. 2. Data are synthetic clouds of MNIST's size, so nothing needs to be there.
+"""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from gems_flwr.construct import LayerData, Quality, build_cone, find_radius
+from gems_flwr.intersect import descend_equation2, intersect_balls, solve_cones
+from gems_flwr.spaces import Ball, ClassMomentCone, Radius
+
+SAMPLES, FEATURES, CLASSES, DIRECTIONS = 1000, 784, 10, 500
+EPSILON = 0.7
+
+
+def timed(function: Callable[[], Any], repeat: int = 3) -> tuple[Any, float]:
+    """Return what a function returns and the seconds of its quickest call."""
+    best, value = float("inf"), None
+    for _ in range(repeat):
+        started = time.perf_counter()
+        value = function()
+        best = min(best, time.perf_counter() - started)
+    return value, best
+
+
+def clouds(samples: int, features: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return noisy clouds around random class centres."""
+    rng = np.random.default_rng(seed)
+    centers = np.random.default_rng(1).normal(size=(CLASSES, features))
+    y = rng.integers(0, CLASSES, samples)
+    x = centers[y] + 2 * rng.normal(size=(samples, features))
+    return torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y)
+
+
+def layer(samples: int, features: int) -> LayerData:
+    """Return a layer that is right on most of the clouds."""
+    x, y = clouds(samples, features)
+    means = torch.stack([x[y == c].mean(dim=0) for c in range(CLASSES)])
+    return LayerData(means, -(means**2).sum(dim=1) / 2, x, y)
+
+
+def construction_row(samples: int, features: int, directions: int) -> tuple[str, ...]:
+    """Return one row: seconds of the loop, and of each way as milliseconds and ratio."""
+    data, quality = layer(samples, features), Quality(EPSILON)
+    options = {"directions": directions, "seed": 3}
+    _, loop = timed(lambda: find_radius(data, quality, "bisection", **options), 1)
+    cells = []
+    for method in ("sampled", "worst", "certified"):
+        _, seconds = timed(lambda m=method: find_radius(data, quality, m, **options))  # type: ignore[misc]
+        cells.append(f"{seconds * 1e3:.1f} ms  {loop / seconds:.0f}×")
+    x = data.augmented(slice(None))[0]
+    directions_matrix = torch.randn(directions * CLASSES, x.shape[1])
+    _, matmul = timed(lambda: x @ directions_matrix.T)
+    sizes = (f"{samples}", f"{features * CLASSES + CLASSES}", f"{directions}")
+    return (*sizes, f"{loop:.2f} s", *cells, f"{matmul * 1e3:.1f} ms")
+
+
+def balls(count: int, dimension: int, radius: float) -> list[Ball]:
+    """Return balls around random centres."""
+    rng = np.random.default_rng(count)
+    centers = rng.normal(size=(count, dimension)).astype(np.float32)
+    return [Ball(center, Radius(radius, "worst")) for center in centers]
+
+
+def intersection_row(count: int, dimension: int, factor: float) -> tuple[str, ...]:
+    """Return one row: verdict and time of the dual, and of descent where that is bearable."""
+    # Random centres are about sqrt(d) from their mean.
+    spaces = balls(count, dimension, factor * float(np.sqrt(dimension)))
+    found, seconds = timed(lambda: intersect_balls(spaces, "margin"))
+    descent = "–"
+    if count <= 10:
+        tried, slow = timed(lambda: descend_equation2(spaces), 1)
+        descent = f"{tried.status}, {slow:.2f} s"
+    return (str(count), str(dimension), found.status, f"{seconds * 1e3:.1f} ms", descent)
+
+
+def many_cones(count: int, features: int, rank: int) -> list[ClassMomentCone]:
+    """Return low-rank cones of nodes that hold two classes each."""
+    cones = []
+    for node in range(count):
+        x, y = clouds(400, features, seed=node)
+        keep = (y == node % CLASSES) | (y == (node + 1) % CLASSES)
+        cones.append(build_cone(x[keep], y[keep], CLASSES, rank=rank, min_count=rank + 1))
+    return cones
+
+
+def cone_row(count: int, features: int, rank: int) -> tuple[str, ...]:
+    """Return one row: solving for one layer, and the server's memory on top of the spaces."""
+    cones = many_cones(count, features, rank)
+    _, seconds = timed(lambda: solve_cones(cones), 1)
+    tracemalloc.start()
+    solve_cones(cones)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    received = sum(cone.size_bytes for cone in cones)
+    return (
+        str(count),
+        str(features),
+        str(rank),
+        f"{seconds:.2f} s",
+        f"{received / 1e6:.1f} MB",
+        f"{peak / 1e6:.0f} MB",
+    )
+
+
+def _table(title: str, headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def report(console: Console, quick: bool) -> None:
+    """Print the tables."""
+    sizes = [(SAMPLES, FEATURES, DIRECTIONS)]
+    if not quick:
+        sizes += [(SAMPLES, FEATURES, 2 * DIRECTIONS), (2 * SAMPLES, FEATURES, DIRECTIONS)]
+        sizes += [(SAMPLES, 2 * FEATURES, DIRECTIONS)]
+    with console.status("construction"):
+        rows = [construction_row(*size) for size in sizes]
+    console.print(
+        _table(
+            "Radius of a linear layer: against the papers' bisection (same directions per step) "
+            "and the bare product",
+            ("n", "d", "p", "loop", "exact rays", "worst", "certified", "X·U alone"),
+            rows,
+        )
+    )
+    with console.status("intersection"):
+        cases = [(5, 7850, 0.6), (5, 7850, 1.2)]
+        cases += [] if quick else [(100, 7850, 0.9), (100, 7850, 1.2), (1000, 7850, 0.9)]
+        cases += [] if quick else [(1000, 7850, 1.2), (1000, 785, 1.2)]
+        rows = [intersection_row(*case) for case in cases]
+    console.print(
+        _table(
+            "Intersection of balls: verdict by the dual, against descent on Eq. 2 (20,000 steps)",
+            ("nodes", "d", "verdict", "dual", "descent"),
+            rows,
+        )
+    )
+    with console.status("cones"):
+        counts = (10,) if quick else (10, 100, 1000)
+        rows = [cone_row(count, 128, 10) for count in counts]
+    console.print(
+        _table(
+            "One layer from class-moment cones (rank 10, int8)",
+            ("nodes", "features", "rank", "solve", "received", "memory on top (numpy)"),
+            rows,
+        )
+    )

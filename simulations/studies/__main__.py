@@ -1,0 +1,40 @@
+"""``python -m simulations.studies honest_radii|tuning [overrides]``.
+
+Overrides are those of ``python -m simulations.run``; data set, partition, nodes and seed count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from hydra.errors import HydraException
+from rich.console import Console
+
+from gems_flwr.errors import GemsError
+from simulations.config import explain
+from simulations.data import MissingDataError
+from simulations.studies import honest_radii, tuning
+
+STUDIES = {"honest_radii": honest_radii.run, "tuning": tuning.run}
+
+
+def main() -> int:
+    """Run a study; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m simulations.studies", description=__doc__)
+    parser.add_argument("study", choices=sorted(STUDIES))
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--output", type=Path, default=Path("runs/studies"))
+    options = parser.parse_args()
+    console = Console()
+    try:
+        STUDIES[options.study](options.overrides, options.output, console)
+    except (HydraException, GemsError, MissingDataError) as error:
+        console.print(explain(error, options.overrides), style="red", markup=False)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
