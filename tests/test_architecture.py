@@ -50,6 +50,14 @@ def test_the_mathematics_does_not_know_flower(path):
     assert not used & shell
 
 
+def test_spaces_are_built_from_below():
+    """A space knows neither who builds nor who intersects it, and a node intersects nothing."""
+    for room, above in {"spaces": ("construct", "intersect"), "construct": ("intersect",)}.items():
+        for path in modules(LIBRARY / room):
+            used = {name.split(".")[1] for name in imports(path) if name.startswith("gems_flwr.")}
+            assert not used & set(above), path
+
+
 @pytest.mark.parametrize(
     "path", modules(LIBRARY) + modules(ROOT / "simulations"), ids=lambda p: str(p.relative_to(ROOT))
 )

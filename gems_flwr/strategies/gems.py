@@ -123,6 +123,9 @@ class Gems(RoundLoop):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if isinstance(self.epsilon, Mapping):
+            # Names are text, though YAML reads the name 0 as a number.
+            self.epsilon = {str(node): value for node, value in self.epsilon.items()}
         if self.space not in get_args(Kind):
             raise ValueError(f"space must be one of {list(get_args(Kind))}, got '{self.space}'")
         if isinstance(self.epsilon, str) and self.epsilon != "auto":
@@ -205,6 +208,10 @@ class Gems(RoundLoop):
             arrays=arrays, details=self._details(found, spaces, scores), memory=state.memory
         )
 
+    def needs_names(self) -> bool:
+        """An epsilon for each node cannot be sent before the nodes are known by name."""
+        return super().needs_names() or isinstance(self.epsilon, Mapping)
+
     def reason_to_stop(self, state: ServerState) -> str | None:
         """Stop as soon as the spaces meet."""
         if self.on_empty == "retrain" and state.details.get("status") == "feasible":
@@ -256,7 +263,7 @@ class Gems(RoundLoop):
         record = wire.to_record(arrays)
         # As train messages, because every client has a handler for those, and the mod around it.
         messages = self.messages(
-            server_round, nodes, wire.TRAIN, record, config, step="verify"
+            server_round, nodes, wire.TRAIN, record, config, step="verification"
         )
         for message in messages:
             wire.ask_for_score(message.content)

@@ -160,6 +160,10 @@ class RoundLoop(Strategy):
         reasons = (rule(state.history) for rule in self.stop_rules)
         return next((reason for reason in reasons if reason), None)
 
+    def needs_names(self) -> bool:
+        """Whether the first message already depends on which node is which."""
+        return self.fraction_train < 1 or 0 < self.fraction_evaluate < 1
+
     # --- Flower's four methods ----------------------------------------------------------------
 
     def configure_train(
@@ -395,10 +399,9 @@ class RoundLoop(Strategy):
         """Wait for the nodes, and learn their names where they are needed beforehand."""
         nodes = self._connected(grid, self.wait_for_nodes or self.min_nodes)
         self._roster.read_names(grid)
-        # Names are needed to choose nodes by seed and to recognise replies that were kept.
-        # Otherwise they come with the replies, and one-round methods stay at one round.
-        chooses = self.fraction_train < 1 or 0 < self.fraction_evaluate < 1
-        if chooses or (journal and journal.files.has_replies()):
+        # Names are needed beforehand to tell nodes apart, and to recognise replies that were
+        # kept. Otherwise they come with the replies, and one-round methods stay at one round.
+        if self.needs_names() or (journal and journal.files.has_replies()):
             self._roster.ask_names(grid, nodes, self.wait_seconds)
 
     def _connected(self, grid: Grid, wanted: int) -> list[int]:

@@ -44,6 +44,7 @@ def rounds(folder):
         ("one_shot_average", 0.05, 0.60),
         ("ensemble", 0.10, 0.40),
         ("fedavg", 0.75, 1.0),
+        ("gems", 0.93, 1.0),
     ],
 )
 def test_every_strategy_runs_on_the_digits_and_writes_its_files(tmp_path, strategy, low, high):
@@ -204,8 +205,16 @@ def test_a_process_that_is_killed_or_interrupted_goes_on_where_it_was(tmp_path, 
 
 
 @pytest.mark.slow
-def test_both_backends_give_the_same_numbers_to_the_last_digit(tmp_path):
-    overrides = ["model=mlp", "rounds=2", "strategy.fraction_train=0.6", "progress=false"]
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["model=mlp", "rounds=2", "strategy.fraction_train=0.6"],
+        ["strategy=gems", "strategy.space=ball", "train.epochs=3", "strategy.verify=true"],
+        ["strategy=gems", "strategy.rank=5", "strategy.clusters=2"],
+    ],
+    ids=["fedavg", "gems-ball", "gems-cone"],
+)
+def test_both_backends_give_the_same_numbers_to_the_last_digit(tmp_path, overrides):
     for backend in ("inprocess", "ray"):
         finish(tmp_path / backend, *overrides, f"backend={backend}")
     ray, inprocess = rounds(tmp_path / "ray"), rounds(tmp_path / "inprocess")

@@ -208,8 +208,21 @@ def test_retraining_stops_as_soon_as_the_spaces_meet():
 
 
 def test_each_node_can_have_an_epsilon_of_its_own():
-    result = run(Gems(space="ball", epsilon={"0": 0.3, "1": 0.6}, directions=20))
+    class Nameless(InProcessGrid):
+        """As on Ray: names must be asked for, which an ordinary client cannot answer."""
+
+        def get_nodes(self):
+            return []
+
+    strategy = {"space": "ball", "epsilon": {0: 0.3, "1": 0.6}, "directions": 20}
+    result = run(Gems(**strategy))
     assert {n: r["epsilon"] for n, r in result.details["radii"].items()} == {"0": 0.3, "1": 0.6}
+    app = linear_app()
+    app.query("introduce")(
+        lambda m, c: Message(wire.pack_name(str(c.node_config["partition-id"])), reply_to=m)
+    )
+    asked = Gems(**strategy).start(Nameless(app, 2), initial())
+    assert asked.details["radii"] == result.details["radii"]
 
 
 @pytest.mark.parametrize("space", ["ball", "cone"])
