@@ -86,6 +86,7 @@ class RunConfig:
     rounds: int = 1
     data_dir: Optional[str] = None  # noqa: UP045
     validation: float = 0.1
+    own_initial_weights: bool = False
     timeout: float = 3600.0
     fresh: bool = False
     label: Optional[str] = None  # noqa: UP045

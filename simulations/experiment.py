@@ -105,8 +105,12 @@ class Experiment:
 
     @functools.cached_property
     def _initial_model(self) -> nn.Module:
+        return self.new_model()
+
+    def new_model(self, *purpose: str | int) -> nn.Module:
+        """Return a model with fresh initial weights for a purpose."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(self.config.seed, "initial-weights"))
+            torch.manual_seed(derive_seed(self.config.seed, "initial-weights", *purpose))
             model = self._build(
                 "model", input_shape=self.dataset.input_shape, classes=self.dataset.classes
             )
@@ -162,7 +166,7 @@ class Experiment:
                 f"partition-id {node} does not exist: the run's config has nodes="
                 f"{self.config.nodes}; give the federation as many nodes, or set nodes=…"
             )
-        return NodeTask(self, self.shares[node])
+        return NodeTask(self, node)
 
     # --- the server's side --------------------------------------------------------------------
 
@@ -207,11 +211,7 @@ class Experiment:
 
     def _initialise(self, server_round: int) -> Arrays:
         """Return new initial weights for a further attempt."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(self.config.seed, "initial-weights", server_round))
-            shape, classes = self.dataset.input_shape, self.dataset.classes
-            model = self._build("model", input_shape=shape, classes=classes)
-        return wire.to_numpy(ArrayRecord(model.state_dict()))
+        return wire.to_numpy(ArrayRecord(self.new_model(server_round).state_dict()))
 
     def _fit_pooled(self, arrays: Arrays, features: NDArray, labels: NDArray, seed: int) -> Arrays:
         model = self.build_model()
@@ -242,9 +242,10 @@ class Experiment:
 class NodeTask(Task):
     """What one node of an experiment does with its share of the data."""
 
-    def __init__(self, experiment: Experiment, share: Share) -> None:
+    def __init__(self, experiment: Experiment, node: int) -> None:
         self._experiment = experiment
-        self._share = share
+        self._node = node
+        self._share = experiment.shares[node]
 
     def build_model(self) -> nn.Module:
         """Return the experiment's model."""
@@ -252,6 +253,9 @@ class NodeTask(Task):
 
     def train(self, model: nn.Module, *, seed: int, config: Mapping[str, Any]) -> Report:
         """Train on the node's training part."""
+        if self._experiment.config.own_initial_weights and config.get(wire.SERVER_ROUND, 1) == 1:
+            own = self._experiment.new_model("node", self._node)
+            model.load_state_dict(own.state_dict())
         metrics = self._experiment.fit(model, self._share.train, seed)
         return Report(len(self._share.train), metrics)
 

@@ -102,6 +102,19 @@ def test_a_run_stops_at_its_target(tmp_path):
     assert "reached the target 0.5" in result["details"]["stopped_because"]
 
 
+def test_nodes_can_start_from_weights_of_their_own(tmp_path):
+    """With almost no learning rate a node's model is what it started from."""
+    overrides = ["strategy=local", "train.epochs=1", "train.lr=1e-9", "nodes=2"]
+    weights = []
+    for own in ("false", "true"):
+        finish(tmp_path / own, *overrides, f"own_initial_weights={own}")
+        model = load_file(tmp_path / own / "model.safetensors")
+        weights.append([model[f"member/{node}/1.weight"] for node in (0, 1)])
+    (same, also), (one, other) = weights
+    assert np.allclose(same, also, atol=1e-6)
+    assert not np.allclose(one, other, atol=1e-2)
+
+
 def test_a_label_reaches_the_result(tmp_path):
     assert finish(tmp_path, "rounds=1", "label=mine")["details"]["label"] == "mine"
 
