@@ -249,10 +249,15 @@ def explain(error: Exception, overrides: Sequence[str] = ()) -> str:
 
 def _keys_beside(key: str, overrides: Sequence[str]) -> str:
     """Return the keys that exist where `key` does not."""
-    others = [each for each in overrides if not each.lstrip("+~").startswith(key)]
+    others = [
+        each
+        for each in overrides
+        # Neither the culprit, nor flags, nor sweeps, which cannot be composed.
+        if "=" in each and "," not in each and not each.lstrip("+~").startswith((key, "-"))
+    ]
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONFIG_DIR), version_base=None):
-        node = compose("config", [each for each in others if "," not in each])
+        node = compose("config", others)
     for part in key.split(".")[:-1]:
         node = node[part]
     return ", ".join(str(each) for each in node if str(each) not in ("_target_", "_convert_"))

@@ -152,6 +152,13 @@ def test_a_value_that_the_data_does_not_allow_is_the_configs_fault(overrides, wo
         _ = experiment.shares
 
 
+def test_a_mistake_in_a_multirun_is_explained_too():
+    with pytest.raises(HydraException) as caught:
+        compose_config(["strategy.fractoin=1"])
+    text = explain(caught.value, ["-m", "seed=0,1", "strategy.fractoin=1", "--cfg", "job"])
+    assert "no key 'fractoin' in strategy; the keys are: fraction_train" in text
+
+
 def test_a_strategy_setting_out_of_range_is_the_configs_fault(tmp_path):
     experiment = Experiment(compose_config(["strategy.fraction_train=1.5"]))
     with pytest.raises(ConfigError, match="fraction_train must be between 0 and 1"):
