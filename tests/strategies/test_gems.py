@@ -541,6 +541,12 @@ def test_received_spaces_are_kept_as_files_and_a_finished_run_asks_nobody(tmp_pa
     assert record_equal(first.arrays, again.arrays)
 
 
+def test_a_new_run_in_the_same_folder_forgets_the_spaces_of_the_old_one(tmp_path):
+    run(Gems(checkpoint_dir=tmp_path), nodes=3)
+    run(Gems(checkpoint_dir=tmp_path), nodes=2)
+    assert len(list((tmp_path / "spaces").iterdir())) == 2
+
+
 def test_a_verification_that_was_interrupted_does_not_ask_for_spaces_again(tmp_path):
     class Dies(InProcessGrid):
         def collect(self, message_ids, *, timeout):
