@@ -72,6 +72,17 @@ def test_bytes_that_are_no_array_are_refused():
         wire.unpack_model_reply(content, small_model())
 
 
+def test_a_header_that_promises_a_huge_array_is_refused_before_it_is_allocated():
+    honest = Array(np.zeros((2, 3), np.float32))
+    data = honest.data.replace(b"(2, 3), }         ", b"(8000000000, 3), }")
+    assert len(data) == len(honest.data)
+    lie = Array(dtype="float32", shape=(2, 3), stype=honest.stype, data=data)
+    content = good_reply()
+    content["arrays"] = ArrayRecord({**content["arrays"], "weight": lie})
+    with pytest.raises(BadReplyError, match="its header promises 96000000000 bytes"):
+        wire.unpack_model_reply(content, small_model())
+
+
 def test_a_claim_about_the_shape_counts_for_nothing():
     honest = Array(np.zeros((3, 2), np.float32))
     lie = Array(dtype="float32", shape=(2, 3), stype=honest.stype, data=honest.data)
