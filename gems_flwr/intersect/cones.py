@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -41,6 +41,9 @@ RIDGE_FULL = 2e-3
 RIDGE_LOW_RANK = 3e-4
 
 
+ClassWeight = Literal["counts", "balanced"]
+
+
 @dataclasses.dataclass(frozen=True)
 class ConeOptions:
     """How the cone objective is minimised.
@@ -57,14 +60,21 @@ class ConeOptions:
         Gauss-Hermite points.
     device : str
         Where the objective is evaluated.
+    class_weight : {"counts", "balanced"}
+        Whether a class counts by its samples, or all classes the same (for balanced accuracy
+        on data with rare classes).
     """
 
     ridge: float | None = None
     iterations: int = 200
     points: int = 9
     device: str = "cpu"
+    class_weight: ClassWeight = "counts"
 
     def __post_init__(self) -> None:
+        if self.class_weight not in get_args(ClassWeight):
+            allowed = list(get_args(ClassWeight))
+            raise ValueError(f"class_weight: expected one of {allowed}, got {self.class_weight!r}")
         for name, low in (("ridge", 0), ("iterations", 1), ("points", 1)):
             value = getattr(self, name)
             if value is not None and not value >= low:
@@ -118,7 +128,10 @@ class ConeObjective:
         self.ridge = by_form if options.ridge is None else options.ridge
         self.scale = torch.from_numpy(moments.feature_scale).to(device)
         self.labels = torch.from_numpy(moments.labels).to(device)
-        self.shares = torch.from_numpy(moments.shares).to(device)
+        shares = moments.shares
+        if options.class_weight == "balanced":
+            shares = balanced_shares(moments.labels, shares)
+        self.shares = torch.from_numpy(shares).to(device)
         self.means = torch.from_numpy(moments.means).to(device) / self.scale
         self.matrices, self.factors, self.variances = None, None, None
         if moments.matrices is not None:
@@ -174,6 +187,12 @@ class ConeObjective:
             spread = torch.matmul(weight * self.variances[:, None, :], weight.T)
             parts.append((self.low, seen @ seen.transpose(1, 2) + spread))
         return parts
+
+
+def balanced_shares(labels: NDArray[np.int64], shares: Float) -> Float:
+    """Return shares in which all classes that occur weigh the same."""
+    totals = np.bincount(labels, weights=shares)
+    return np.asarray(shares / totals[labels] / np.count_nonzero(totals))
 
 
 def solve_cones(

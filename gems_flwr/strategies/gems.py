@@ -76,6 +76,8 @@ class Gems(RoundLoop):
         Which point of the intersection; see `gems_flwr.intersect.intersect`.
     ridge : float, optional
         Ridge of the cone objective, at least 0; by default that of the form of the moments.
+    class_weight : {"counts", "balanced"}
+        Whether a class counts by its samples in the cone objective, or all the same.
     on_empty : {"least", "relax", "retrain", "fail"}
         If the spaces do not meet: take the least violating point; lower epsilon until they do;
         let the nodes train again from new initial weights, up to `retrains` times, and add the
@@ -113,6 +115,7 @@ class Gems(RoundLoop):
     dp_clip: float = 1.0
     select: Literal["first", "margin", "objective"] | None = None
     ridge: float | None = None
+    class_weight: Literal["counts", "balanced"] = "counts"
     on_empty: Literal["least", "relax", "retrain", "fail"] = "least"
     retrains: int = 3
     initialise: Callable[[int], Arrays] | None = None
@@ -145,7 +148,7 @@ class Gems(RoundLoop):
         if self.tune and (self.public is None or len(self.public[1]) < self.tune):
             have = 0 if self.public is None else len(self.public[1])
             raise ValueError(f"tune={self.tune} needs as many public samples, there are {have}")
-        self._cone_options = ConeOptions(ridge=self.ridge)
+        self._cone_options = ConeOptions(ridge=self.ridge, class_weight=self.class_weight)
         for node in self.epsilon if isinstance(self.epsilon, Mapping) else [""]:
             self.request(node)
         self._spaces = SpaceFolder(self._folder() if self.checkpoint_dir else None)

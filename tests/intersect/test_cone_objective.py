@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gems_flwr.construct import build_cone
 from gems_flwr.intersect import ConeOptions, intersect, pool_moments, solve_cones
-from gems_flwr.intersect.cones import ConeObjective
+from gems_flwr.intersect.cones import ConeObjective, balanced_shares
 from gems_flwr.spaces import unflatten_linear
 from gems_flwr.tuning import fine_tune_linear, public_weight, tune_cones
 
@@ -140,3 +140,26 @@ def test_options_out_of_range_are_refused():
     for bad in ({"ridge": -1.0}, {"iterations": 0}, {"points": 0}):
         with pytest.raises(ValueError, match="expected"):
             ConeOptions(**bad)
+
+
+def test_balanced_classes_weigh_the_same_however_rare_they_are():
+    """Shares .6 and .3 of class 0 and .1 of class 2: a half for each class."""
+    shares = balanced_shares(np.array([0, 0, 2]), np.array([0.6, 0.3, 0.1]))
+    assert shares == pytest.approx([1 / 3, 1 / 6, 1 / 2])
+
+
+def test_balanced_weights_serve_a_rare_class_better():
+    """Overlapping clouds, 20 to 1: by counts the rare class is given up, balanced it is not."""
+    rng = np.random.default_rng(0)
+    common, rare = rng.normal(size=(4000, 2)), rng.normal((1.0, 0.0), size=(200, 2))
+    inputs = torch.from_numpy(np.concatenate([common, rare]))
+    labels = torch.from_numpy(np.repeat([0, 1], [4000, 200]))
+    cone = build_cone(inputs, labels, 2)
+
+    def recall(weight):
+        point = solve_cones([cone], ConeOptions(class_weight=weight)).point
+        w, b = point[:4].reshape(2, 2), point[4:]
+        return float((rare @ (w[1] - w[0]) + b[1] - b[0] > 0).mean())
+
+    assert recall("counts") < 0.1
+    assert recall("balanced") > 0.6

@@ -593,6 +593,7 @@ def test_a_request_survives_the_wire_and_an_unknown_wish_is_refused():
         {"directions": 0},
         {"floor": 0.0},
         {"ridge": -1.0},
+        {"class_weight": "heavy"},
         {"sums": True, "rank": 3},
         {"dp_epsilon": -1.0},
         {"space": "ball", "epsilon": "auto", "radius": "bisection"},
