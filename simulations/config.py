@@ -141,6 +141,35 @@ class RunConfig:
         return f"{setting}/{n['strategy']}-s{self.seed}-{self.fingerprint()}"
 
 
+def variant_of(config: RunConfig) -> str:
+    """Return what a run's options change, as in ``rank=20 clusters=8``; empty if nothing.
+
+    Read off the files rather than composed, because a job of a multirun must not touch Hydra's
+    own state. Groups other than the strategy are named with their keys.
+    """
+    main: Any = OmegaConf.to_container(OmegaConf.load(CONFIG_DIR / "config.yaml"))
+    chosen: Any = OmegaConf.to_container(
+        OmegaConf.load(CONFIG_DIR / "strategy" / f"{config.names['strategy']}.yaml")
+    )
+    defaults: dict[str, dict[str, Any]] = {
+        "strategy": chosen["strategy"],
+        "train": main["train"] | chosen.get("train", {}),
+        "": {"rounds": chosen["rounds"], "own_initial_weights": main["own_initial_weights"]},
+    }
+    for group in ("dataset", "partition", "model"):
+        path = CONFIG_DIR / group / f"{config.names[group]}.yaml"
+        defaults[group] = OmegaConf.to_container(OmegaConf.load(path))  # type: ignore[assignment]
+    values = asdict(config)
+    changed = []
+    for section, options in defaults.items():
+        now = values[section] if section else values
+        prefix = "" if section in ("strategy", "") else f"{section}."
+        changed += [
+            f"{prefix}{key}={now[key]}" for key, default in options.items() if now[key] != default
+        ]
+    return " ".join(changed)
+
+
 def compose_config(overrides: Sequence[str]) -> RunConfig:
     """Return the config for a list of Hydra overrides, as on the command line.
 

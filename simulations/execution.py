@@ -20,7 +20,7 @@ from safetensors.numpy import save
 from gems_flwr import wire
 from gems_flwr.runtime.checkpoint import CheckpointFolder, write_atomically
 from gems_flwr.strategies import Callback, RunResult
-from simulations.config import RunConfig
+from simulations.config import RunConfig, variant_of
 from simulations.experiment import Experiment
 from simulations.training import torch_threads
 
@@ -94,8 +94,10 @@ def summarise(config: RunConfig, result: RunResult, *, seconds: float) -> dict[s
         "failures": [{"round": number, **asdict(each)} for number, each in result.failures],
         **result.details,
     }
-    if config.label is not None:
-        details["label"] = config.label
+    # Variants of a strategy are rows of their own in a report.
+    variant = variant_of(config)
+    if config.label is not None or variant:
+        details["label"] = config.label or f"{config.names['strategy']} {variant}"
     return {
         **{group: config.names[group] for group in ("strategy", "dataset", "partition", "model")},
         "seed": config.seed,

@@ -20,10 +20,11 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
+from rich.markup import escape
 
 from gems_flwr.errors import GemsError
 from simulations.backends import run_on_backend
-from simulations.config import CONFIG_DIR, RunConfig, explain, to_run_config
+from simulations.config import CONFIG_DIR, RunConfig, explain, to_run_config, variant_of
 from simulations.data import MissingDataError
 from simulations.execution import finished_result, run_server
 from simulations.experiment import experiment_of
@@ -55,7 +56,7 @@ def run(config: RunConfig, folder: Path, console: Console | None = None) -> dict
     # Whatever is wrong with data or partition shows before any node starts.
     experiment = experiment_of(config.to_json())
     _ = experiment.shares
-    bar = ProgressBar(config.label or config.names["strategy"], console)
+    bar = ProgressBar(_name(config), console)
     with quiet_flower(), bar if config.progress else contextlib.nullcontext():
         callbacks = [bar] if config.progress else []
         result = run_on_backend(
@@ -80,11 +81,17 @@ def quiet_flower() -> Iterator[None]:
 def _line(config: RunConfig, result: dict[str, Any], folder: Path) -> str:
     accuracy = "–" if result["accuracy"] is None else f"{result['accuracy']:.4f}"
     return (
-        f"[bold]{config.label or result['strategy']:<18}[/bold] accuracy {accuracy}  "
+        f"[bold]{_name(config):<18}[/bold] accuracy {accuracy}  "
         f"{result['rounds']} rounds  {result['bytes_up'] / 1e6:.3f} MB up  "
         f"{result['bytes_down'] / 1e6:.3f} MB down  {result['seconds']:.1f} s  "
         f"[dim]{os.path.relpath(folder)}[/dim]"
     )
+
+
+def _name(config: RunConfig) -> str:
+    name = config.label or f"{config.names['strategy']} {variant_of(config)}".strip()
+    # A list such as hidden=[50] is no markup.
+    return escape(name)
 
 
 @hydra.main(version_base=None, config_path=str(CONFIG_DIR), config_name="config")

@@ -15,6 +15,7 @@ from simulations.config import (
     RunConfig,
     compose_config,
     explain,
+    variant_of,
 )
 from simulations.data import MissingDataError
 from simulations.experiment import Experiment
@@ -180,6 +181,11 @@ def test_a_run_is_named_after_what_can_change_its_result():
     names = [compose_config([each]).run_name() for each in others]
     assert len({base.run_name(), *names}) == len(others) + 1
     assert base.run_name().startswith("digits-labels-5-logistic/fedavg-s0-")
+
+
+@pytest.mark.parametrize("strategy", options("strategy"))
+def test_a_config_as_it_stands_in_the_files_is_no_variant(strategy):
+    assert variant_of(compose_config([f"strategy={strategy}"])) == ""
 
 
 def test_initial_weights_depend_on_the_seed_alone():

@@ -28,3 +28,34 @@ def test_the_baselines_are_those_of_the_paper(tmp_path, strategy, low, high):
     overrides = ["dataset=mnist", f"strategy={strategy}", "train.epochs=10", "progress=false"]
     result = run(compose_config(overrides), tmp_path, Console(quiet=True))
     assert low <= result["accuracy"] <= high
+
+
+@pytest.mark.parametrize(
+    ("options", "accuracy", "bytes_per_node"),
+    [([], 0.910, 2.48e6), (["strategy.rank=20"], 0.907, 36_000)],
+    ids=["full", "rank 20"],
+)
+def test_one_round_of_cones_comes_close_to_the_pooled_model(
+    tmp_path, options, accuracy, bytes_per_node
+):
+    overrides = ["dataset=mnist", "strategy=gems", "progress=false", *options]
+    result = run(compose_config(overrides), tmp_path, Console(quiet=True))
+    assert result["rounds"] == 1
+    assert result["accuracy"] >= accuracy
+    assert result["bytes_up"] / 5 <= bytes_per_node
+    assert result["details"]["status"] == "feasible"
+
+
+def test_the_papers_balls_give_the_plain_average_and_say_so(tmp_path):
+    """ε = 0.4 as in the paper; fewer epochs and directions than there, for time."""
+    overrides = [
+        "dataset=mnist",
+        "strategy=gems",
+        "strategy.space=ball",
+        "strategy.directions=100",
+        "train.epochs=5",
+        "progress=false",
+    ]
+    result = run(compose_config(overrides), tmp_path, Console(quiet=True))
+    assert result["details"]["is_average"]
+    assert 0.3 < result["accuracy"] < 0.6

@@ -119,6 +119,16 @@ def test_a_label_reaches_the_result(tmp_path):
     assert finish(tmp_path, "rounds=1", "label=mine")["details"]["label"] == "mine"
 
 
+def test_variants_of_a_strategy_are_told_apart_in_reports(tmp_path):
+    plain = finish(tmp_path / "plain", "strategy=local")
+    assert "label" not in plain["details"]
+    changed = finish(tmp_path / "changed", "strategy=gems", "strategy.rank=5", "train.lr=0.1")
+    assert changed["details"]["label"] == "gems rank=5 train.lr=0.1"
+    dirichlet = ["strategy=local", "partition=dirichlet", "partition.alpha=0.7", "train.epochs=3"]
+    label = finish(tmp_path / "split", *dirichlet)["details"]["label"]
+    assert label == "local train.epochs=3 partition.alpha=0.7"
+
+
 def test_raw_data_is_not_given_to_any_other_strategy_than_global():
     task = experiment_of(compose_config(["strategy=fedavg"]).to_json()).task(0)
     with pytest.raises(PermissionError, match="strategy=global"):
