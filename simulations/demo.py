@@ -13,7 +13,7 @@ from rich.console import Console
 
 from simulations.config import compose_config
 from simulations.report import build_report
-from simulations.run import run
+from simulations.run import leave, run
 
 FOLDER = Path("runs/demo")
 
@@ -45,8 +45,7 @@ def main() -> int:
                 config = compose_config([*overrides, f"seed={seed}", f"label='{label}'"])
                 run(config, FOLDER / config.run_name(), console)
     except KeyboardInterrupt:
-        console.print("Interrupted; `make demo` goes on from here.")
-        return 130
+        leave(console, "Interrupted; `make demo` goes on from here.")
     console.print()
     build_report([FOLDER], FOLDER / "report", console)
     return 0

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -114,9 +114,20 @@ def main() -> int:
         console.print(explain(error, sys.argv[1:]), style="red", markup=False, highlight=False)
         return 2
     except KeyboardInterrupt:
-        console.print("Interrupted; the same command goes on from the last finished round.")
-        return 130
+        leave(console, "Interrupted; the same command goes on from the last finished round.")
     return 0
+
+
+def leave(console: Console, message: str) -> NoReturn:
+    """Say a last word and end at once, with the status of an interrupted command.
+
+    A node's thread may be in the middle of a training step; taking the interpreter away from
+    under it, as an ordinary exit does, makes torch abort. What was received is on disk.
+    """
+    console.print(message)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(130)
 
 
 if __name__ == "__main__":

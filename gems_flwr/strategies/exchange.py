@@ -57,9 +57,29 @@ class Exchange:
     timeout: float | None = None
     inbox: CheckpointFolder | None = None
     callbacks: Sequence[Callback] = ()
-    asked: list[str] = field(default_factory=list)
-    answered: list[str] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
+    # By id until the round is over: a node may tell its name in its reply only.
+    _asked: list[int] = field(default_factory=list)
+    _answered: list[int] = field(default_factory=list)
+    _failed: list[tuple[int, str]] = field(default_factory=list)
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """Names of the nodes that a message was sent to, in order."""
+        return self._names(self._asked)
+
+    @property
+    def answered(self) -> tuple[str, ...]:
+        """Names of the nodes that gave a usable reply, in order."""
+        return self._names(self._answered)
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """Who did not contribute, and why."""
+        return tuple(Failure(self.roster.name(node), reason) for node, reason in self._failed)
+
+    def _names(self, nodes: Iterable[int]) -> tuple[str, ...]:
+        ordered = sorted(set(nodes), key=self.roster.position)
+        return tuple(self.roster.name(node) for node in ordered)
 
     def collect(self, messages: Iterable[Message]) -> list[Message]:
         """Send messages and return the replies, errors included.
@@ -71,7 +91,7 @@ class Exchange:
         outgoing, replies = [], []
         for message in messages:
             name = self.roster.name(message.metadata.dst_node_id)
-            self._note(self.asked, name)
+            self._asked.append(message.metadata.dst_node_id)
             kept = self.inbox and self.inbox.kept_reply(self._key(message), name)
             if kept:
                 logger.info("round %d: node %s had answered already", self.server_round, name)
@@ -139,7 +159,7 @@ class Exchange:
                 if self.inbox:
                     self.inbox.drop_reply(self._key(reply), name)
                 continue
-            self._note(self.answered, name)
+            self._answered.append(node_id)
         if len(answers) < at_least:
             raise RoundFailedError(self._too_few(len(answers), at_least), answers, self.failures)
         return answers
@@ -148,18 +168,12 @@ class Exchange:
         self.roster.learn(reply.metadata.src_node_id, wire.unpack_name(reply.content))
 
     def _fail(self, node_id: int, reason: str) -> None:
-        failure = Failure(self.roster.name(node_id), reason)
-        self.failures.append(failure)
-        logger.warning("round %d: %s; it is left out", self.server_round, failure)
+        self._failed.append((node_id, reason))
+        logger.warning("round %d: %s; it is left out", self.server_round, self.failures[-1])
 
     @staticmethod
     def _key(message: Message) -> str:
         return f"{message.metadata.group_id}-{message.metadata.message_type}"
-
-    @staticmethod
-    def _note(names: list[str], name: str) -> None:
-        if name not in names:
-            names.append(name)
 
     def _too_few(self, usable: int, needed: int) -> str:
         text = (

@@ -336,9 +336,9 @@ class RoundLoop(Strategy):
             record = RoundRecord(
                 round=number,
                 seconds=time.perf_counter() - started,
-                nodes_asked=tuple(self._exchange.asked),
-                nodes_answered=tuple(self._exchange.answered),
-                failures=tuple(self._exchange.failures),
+                nodes_asked=self._exchange.asked,
+                nodes_answered=self._exchange.answered,
+                failures=self._exchange.failures,
                 traffic=grid.total - counted,
                 train_metrics=outcome.train_metrics,
                 evaluate_metrics=outcome.evaluate_metrics,
