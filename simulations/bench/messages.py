@@ -73,12 +73,9 @@ def plain_loop(weights: int, nodes: int, rounds: int) -> Cost:
     return Cost(0.0, (time.perf_counter() - started) / (rounds * nodes))
 
 
-def over(grid: Grid, weights: int, rounds: int, entered: float) -> Cost:
+def over(grid: Grid, weights: int, nodes: int, rounds: int, entered: float) -> Cost:
     """Run rounds of FedAvg on a grid; the first round counts as start-up."""
     arrays = wire.to_record({"w": np.zeros(weights, np.float32)})
-    nodes = 0
-    while not nodes:
-        nodes = len(list(grid.get_node_ids()))
     first = FedAvg(wait_for_nodes=nodes, min_nodes=1)
     first.start(grid, arrays, num_rounds=1)
     startup = time.perf_counter() - entered
@@ -90,7 +87,7 @@ def over(grid: Grid, weights: int, rounds: int, entered: float) -> Cost:
 def in_process(weights: int, nodes: int, rounds: int) -> Cost:
     """Measure the embedded backend."""
     entered = time.perf_counter()
-    return over(InProcessGrid(echo_app(), nodes), weights, rounds, entered)
+    return over(InProcessGrid(echo_app(), nodes), weights, nodes, rounds, entered)
 
 
 def on_ray(weights: int, nodes: int, rounds: int) -> Cost:
@@ -98,7 +95,7 @@ def on_ray(weights: int, nodes: int, rounds: int) -> Cost:
     entered = time.perf_counter()
 
     def server(grid: Grid) -> dict[str, Any]:
-        return {"cost": over(grid, weights, rounds, entered)}
+        return {"cost": over(grid, weights, nodes, rounds, entered)}
 
     cost = run_on_ray(echo_app(), nodes, BackendConfig(kind="ray"), server)["cost"]
     assert isinstance(cost, Cost)
