@@ -25,8 +25,8 @@ from torch import nn
 from gems_flwr import wire
 from gems_flwr.averaging import Arrays
 from gems_flwr.client.guard import fault_reply_mod, node_name
-from gems_flwr.client.layer_inputs import DataSource, LayerReader
-from gems_flwr.construct import Quality, SpaceRequest, build_space
+from gems_flwr.client.layer_inputs import Data, DataSource, LayerReader
+from gems_flwr.construct import LayerData, Quality, SpaceRequest, build_space
 from gems_flwr.runtime.seeding import derive_seed
 from gems_flwr.spaces import OutputLayer
 
@@ -78,8 +78,7 @@ def good_enough_mod(
                 return reply
             trained = wire.to_numpy(_arrays(reply))
             _check_common(received, trained, output)
-        weight = torch.from_numpy(np.array(trained[output.weight])).float()
-        bias = torch.from_numpy(np.array(trained[output.bias])).float() if output.bias else None
+        weight, bias = _layer(trained, output)
         space = build_space(
             request,
             weight=weight,
@@ -128,10 +127,13 @@ def _check_common(sent: Arrays, trained: Arrays, output: OutputLayer) -> None:
         )
 
 
-def _score(arrays: Arrays, output: OutputLayer, reader: LayerReader, held_out: object) -> float:
-    data = reader.read(held_out, output)  # type: ignore[arg-type]
+def _score(arrays: Arrays, output: OutputLayer, reader: LayerReader, held_out: Data) -> float:
+    data = reader.read(held_out, output)
+    weight, bias = _layer(arrays, output)
+    return Quality(1.0).score(*LayerData(weight, bias, data.inputs, data.labels).scores())
+
+
+def _layer(arrays: Arrays, output: OutputLayer) -> tuple[torch.Tensor, torch.Tensor | None]:
     weight = torch.from_numpy(np.array(arrays[output.weight])).float()
-    scores = data.inputs.float() @ weight.T
-    if output.bias:
-        scores = scores + torch.from_numpy(np.array(arrays[output.bias])).float()
-    return Quality(1.0).score(scores, data.labels)
+    bias = torch.from_numpy(np.array(arrays[output.bias])).float() if output.bias else None
+    return weight, bias

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
-from gems_flwr import wire
+from gems_flwr import scoring, wire
 from gems_flwr.construct import LayerData
 from gems_flwr.runtime.seeding import derive_seed
 from gems_flwr.spaces import find_output_layer, unflatten_linear
@@ -62,4 +61,4 @@ def accuracy(point: NDArray, inputs: torch.Tensor, labels: torch.Tensor, classes
     """Return the accuracy of a flat linear layer."""
     weight, bias = unflatten_linear(point, classes, inputs.shape[1])
     scores = inputs.double().numpy() @ weight.T + bias
-    return float(np.mean(scores.argmax(axis=1) == labels.numpy()))
+    return scoring.accuracy(scores.argmax(axis=1), labels.numpy())
