@@ -20,6 +20,7 @@ from gems_flwr.spaces.layout import (
     flatten_linear,
     unflatten_linear,
 )
+from gems_flwr.spaces.neuron_balls import NeuronBalls
 from gems_flwr.spaces.quantized import QuantizedArray, quantize
 from gems_flwr.spaces.radius import METHODS, Method, Radius
 
@@ -33,6 +34,7 @@ __all__ = [
     "FullCovariance",
     "LowRankCovariance",
     "Method",
+    "NeuronBalls",
     "OutputLayer",
     "QuantizedArray",
     "Radius",
