@@ -13,7 +13,7 @@ help:
 	@echo "make demo       several ways of federated learning compared on the digits data set"
 	@echo "make test       linters, types and the whole test suite"
 	@echo "make test-fast  the tests that take seconds"
-	@echo "make bench      what messages and good-enough spaces cost, as ratios in one run"
+	@echo "make bench      what messages, spaces and neurons cost, as ratios in one run"
 	@echo "make clean      remove the environment and everything that runs wrote"
 
 $(STAMP): pyproject.toml

@@ -171,10 +171,18 @@ def random_directions(
     if chunk is None:
         slopes_bytes = data.weight.element_size() * len(data.inputs) * data.num_classes
         chunk = max(1, min(64, CHUNK_BYTES // slopes_bytes))
+    for directions in unit_directions(data.dimension, count, seed, chunk, data.weight):
+        yield data.on_surface(directions)
+
+
+def unit_directions(
+    dimension: int, count: int, seed: int, chunk: int, like: Tensor
+) -> Iterator[Tensor]:
+    """Yield ``count`` random unit vectors in chunks, on the device and of the type of ``like``."""
     generator = torch.Generator().manual_seed(seed)
     for start in range(0, count, chunk):
-        normal = torch.empty(min(chunk, count - start), data.dimension)
+        normal = torch.empty(min(chunk, count - start), dimension, dtype=torch.float32)
         for row in normal:
             row.normal_(generator=generator)
-        normal = normal.to(data.weight.device, data.weight.dtype)
-        yield data.on_surface(normal / normal.norm(dim=1, keepdim=True))
+        normal = normal.to(like)
+        yield normal / normal.norm(dim=1, keepdim=True)

@@ -7,7 +7,6 @@ node's data into a space. Everything in between is in the other modules of this 
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from gems_flwr.construct.build import build_ball, build_ellipsoid, radius_curve
 from gems_flwr.construct.cone import MIN_COUNT, build_cone
+from gems_flwr.construct.json_request import JsonRequest
 from gems_flwr.construct.layer import LayerData
 from gems_flwr.construct.moments import ClassSums, in_chunks, sum_classes
 from gems_flwr.construct.privacy import PrivateRelease
@@ -32,7 +32,7 @@ CURVED: tuple[Method, ...] = ("sampled", "worst", "certified")
 
 
 @dataclasses.dataclass(frozen=True)
-class SpaceRequest:
+class SpaceRequest(JsonRequest):
     """Which space a node is to build.
 
     Parameters
@@ -104,9 +104,7 @@ class SpaceRequest:
             rules["epsilon"] = (0 < self.epsilon <= top, f"in (0, {top:g}]")
             curved = not self.curve or (self.radius in CURVED and self.measure == "accuracy")
             rules["curve"] = (curved, f"false unless radius is in {list(CURVED)} for accuracy")
-        for name, (holds, allowed) in rules.items():
-            if not holds:
-                raise ValueError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
+        self.check(rules)
         _ = self.private
 
     @property
@@ -115,24 +113,6 @@ class SpaceRequest:
         if self.dp_epsilon is None:
             return None
         return PrivateRelease(self.dp_epsilon, self.dp_delta, self.dp_clip)
-
-    def to_json(self) -> str:
-        """Return the request as text, without what is at its default."""
-        given = {
-            f.name: getattr(self, f.name)
-            for f in dataclasses.fields(self)
-            if getattr(self, f.name) != f.default
-        }
-        return json.dumps(given)
-
-    @classmethod
-    def from_json(cls, text: str) -> SpaceRequest:
-        """Return the request that `to_json` wrote."""
-        values: dict[str, Any] = json.loads(text)
-        unknown = sorted(values.keys() - {f.name for f in dataclasses.fields(cls)})
-        if unknown:
-            raise ValueError(f"the server asks for {unknown}, which this version does not know")
-        return cls(**values)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

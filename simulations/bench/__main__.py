@@ -1,4 +1,4 @@
-"""``make bench``, or ``python -m simulations.bench [messages] [spaces] [--quick]``."""
+"""``make bench``, or ``python -m simulations.bench [messages] [spaces] [neurons] [--quick]``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import sys
 
 from rich.console import Console
 
-from simulations.bench import messages, spaces
+from simulations.bench import messages, neurons, spaces
 
-PARTS = {"messages": messages.report, "spaces": spaces.report}
+PARTS = {"messages": messages.report, "spaces": spaces.report, "neurons": neurons.report}
 
 
 def main() -> int:

@@ -115,13 +115,14 @@ def cone_row(count: int, features: int, rank: int) -> tuple[str, ...]:
     )
 
 
-def _table(title: str, headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
-    table = Table(title=title, title_justify="left")
+def table(title: str, headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
+    """Return a table with all columns on the right."""
+    made = Table(title=title, title_justify="left")
     for heading in headings:
-        table.add_column(heading, justify="right")
+        made.add_column(heading, justify="right")
     for row in rows:
-        table.add_row(*row)
-    return table
+        made.add_row(*row)
+    return made
 
 
 def report(console: Console, quick: bool) -> None:
@@ -133,7 +134,7 @@ def report(console: Console, quick: bool) -> None:
     with console.status("construction"):
         rows = [construction_row(*size) for size in sizes]
     console.print(
-        _table(
+        table(
             "Radius of a linear layer: against the papers' bisection (same directions per step) "
             "and the bare product",
             ("n", "d", "p", "loop", "exact rays", "worst", "certified", "X·U alone"),
@@ -146,7 +147,7 @@ def report(console: Console, quick: bool) -> None:
         cases += [] if quick else [(1000, 7850, 1.2), (1000, 785, 1.2)]
         rows = [intersection_row(*case) for case in cases]
     console.print(
-        _table(
+        table(
             "Intersection of balls: verdict by the dual, against descent on Eq. 2 (20,000 steps)",
             ("nodes", "d", "verdict", "dual", "descent"),
             rows,
@@ -156,7 +157,7 @@ def report(console: Console, quick: bool) -> None:
         counts = (10,) if quick else (10, 100, 1000)
         rows = [cone_row(count, 128, 10) for count in counts]
     console.print(
-        _table(
+        table(
             "One layer from class-moment cones (rank 10, int8)",
             ("nodes", "features", "rank", "solve", "received", "memory on top (numpy)"),
             rows,
