@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 
-def k_means(points: Tensor, clusters: int, seed: int, rounds: int = 25) -> tuple[Tensor, Tensor]:
+def k_means(
+    points: Tensor, clusters: int, seed: int, rounds: int = 25, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return labels (n,) and centres (k, D) of a seeded k-means.
 
     Parameters
@@ -24,25 +26,40 @@ def k_means(points: Tensor, clusters: int, seed: int, rounds: int = 25) -> tuple
         Seed of the k-means++ start.
     rounds : int
         At most so many of Lloyd's steps.
+    weights : tensor of shape (n,), optional
+        How much each point counts, more than 0; all the same if left out.
     """
     generator = torch.Generator().manual_seed(seed)
+    squares = (points**2).sum(dim=1)
     centers = points[torch.randint(len(points), (1,), generator=generator)]
-    nearest = torch.cdist(points, centers)[:, 0] ** 2
+    nearest = _squared_distances(points, squares, centers)[:, 0]
     while len(centers) < min(clusters, len(points)) and float(nearest.max()) > 0:
-        pick = torch.multinomial(nearest.double().cpu(), 1, generator=generator)
+        chance = nearest if weights is None else nearest * weights
+        pick = torch.multinomial(chance.double().cpu(), 1, generator=generator)
         centers = torch.cat([centers, points[pick.to(points.device)]])
-        nearest = torch.minimum(nearest, torch.cdist(points, centers[-1:])[:, 0] ** 2)
-    labels = torch.cdist(points, centers).argmin(dim=1)
+        fresh = _squared_distances(points, squares, centers[-1:])[:, 0]
+        nearest = torch.minimum(nearest, fresh)
+    labels = _squared_distances(points, squares, centers).argmin(dim=1)
+    weighted = points if weights is None else points * weights[:, None]
     for _ in range(rounds):
-        totals = torch.zeros_like(centers).index_add_(0, labels, points)
-        counts = torch.bincount(labels, minlength=len(centers)).to(points)
+        totals = torch.zeros_like(centers).index_add_(0, labels, weighted)
+        counts = torch.bincount(labels, weights, minlength=len(centers)).to(points)
         full = counts > 0
-        centers = torch.where(full[:, None], totals / counts.clamp_min(1)[:, None], centers)
-        fresh = torch.cdist(points, centers).argmin(dim=1)
+        means = totals / torch.where(full, counts, torch.ones_like(counts))[:, None]
+        centers = torch.where(full[:, None], means, centers)
+        fresh = _squared_distances(points, squares, centers).argmin(dim=1)
         if bool((fresh == labels).all()):
             break
         labels = fresh
     return labels, centers
+
+
+def _squared_distances(points: Tensor, squares: Tensor, centers: Tensor) -> Tensor:
+    # As torch.cdist does it, less the copy of all points that it makes on every call.
+    if len(points) <= 25:
+        return torch.cdist(points, centers) ** 2
+    apart = squares[:, None] + (centers**2).sum(dim=1)
+    return torch.addmm(apart, points, centers.T, alpha=-2).clamp_min_(0)
 
 
 def dissolve_small(points: Tensor, labels: Tensor, centers: Tensor, min_count: int) -> Tensor:
