@@ -11,12 +11,12 @@ stands on all the data. `tune_cones` instead adds the public sample's loss to th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from gems_flwr.intersect.cones import ConeOptions, PublicSample, solve_cones
@@ -59,17 +59,52 @@ def fine_tune_linear(
     weight = torch.tensor(start_weight, dtype=torch.float32, requires_grad=True)
     bias = torch.tensor(start_bias, dtype=torch.float32, requires_grad=True)
     optimizer = torch.optim.Adam([weight, bias], lr=rate)
-    generator = torch.Generator().manual_seed(seed)
+    _descend(lambda x: x @ weight.T + bias, optimizer, inputs, labels, epochs, batch, seed)
+    return flatten_linear(weight.detach().numpy(), bias.detach().numpy())
+
+
+def fine_tune_network(
+    model: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    epochs: int = 5,
+    rate: float = 1e-3,
+    batch: int = 32,
+    seed: int = 0,
+) -> None:
+    """Train all weights of a network for a few epochs of Adam on a public sample, in place.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Maps inputs to class scores; stays in evaluation mode, without dropout.
+    inputs, labels, epochs, rate, batch, seed
+        As in `fine_tune_linear`, with the inputs of the whole network.
+    """
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    _descend(lambda x: model.eval()(x), optimizer, inputs, labels, epochs, batch, seed)
+
+
+def _descend(
+    predict: Callable[[Tensor], Tensor],
+    optimizer: torch.optim.Optimizer,
+    inputs: Tensor,
+    labels: Tensor,
+    epochs: int,
+    batch: int,
+    seed: int,
+) -> None:
+    generator = torch.Generator().manual_seed(seed % 2**63)
     x, y = inputs.to("cpu", torch.float32), labels.to("cpu", torch.long)
     for _ in range(epochs):
         order = torch.randperm(len(x), generator=generator)
         for start in range(0, len(x), batch):
             rows = order[start : start + batch]
             optimizer.zero_grad()
-            loss = cross_entropy(x[rows] @ weight.T + bias, y[rows])
+            loss = cross_entropy(predict(x[rows]), y[rows])
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-    return flatten_linear(weight.detach().numpy(), bias.detach().numpy())
 
 
 def public_weight(count: int, factor: float = 0.2) -> float:

@@ -154,7 +154,7 @@ def variant_of(config: RunConfig) -> str:
     defaults: dict[str, dict[str, Any]] = {
         "strategy": chosen["strategy"],
         "train": main["train"] | chosen.get("train", {}),
-        "": {"rounds": chosen["rounds"], "own_initial_weights": main["own_initial_weights"]},
+        "": {key: (main | chosen)[key] for key in ("rounds", "own_initial_weights")},
     }
     for group in ("dataset", "partition", "model"):
         path = CONFIG_DIR / group / f"{config.names[group]}.yaml"

@@ -19,7 +19,13 @@ from torch import nn
 from gems_flwr import scoring, wire
 from gems_flwr.averaging import Arrays
 from gems_flwr.client import Report, Task
-from gems_flwr.client.layer_inputs import LayerReader
+from gems_flwr.networks import (
+    LayerReader,
+    other_output_layer,
+    resize_model,
+    split_classes,
+    start_afresh,
+)
 from gems_flwr.runtime.seeding import derive_seed
 from gems_flwr.strategies import (
     Callback,
@@ -184,9 +190,13 @@ class Experiment:
             "fit": self._fit_pooled,
             "input_shape": self.dataset.input_shape,
             "initialise": self._initialise,
+            "build_model": self.build_model,
         }
         if config.strategy.get("tune"):
-            offered["public"] = self.output_inputs(self.dataset.public)
+            public = self.dataset.public
+            if "public" in accepted:
+                offered["public"] = self.output_inputs(public)
+            offered["public_data"] = tuple(part.numpy() for part in self.tensors(public))
         strategy = self._build(
             "strategy",
             seed=config.seed,
@@ -214,8 +224,7 @@ class Experiment:
         return wire.to_numpy(ArrayRecord(self.new_model(server_round).state_dict()))
 
     def _fit_pooled(self, arrays: Arrays, features: NDArray, labels: NDArray, seed: int) -> Arrays:
-        model = self.build_model()
-        load_arrays(model, arrays)
+        model = resize_model(self.build_model(), arrays)
         self.fit(model, Examples(features, labels), seed)
         return wire.to_numpy(ArrayRecord(model.state_dict()))
 
@@ -224,8 +233,7 @@ class Experiment:
         test = self.dataset.test
         members = []
         for member in split_members(wire.to_numpy(arrays)).values():
-            model = self.build_model()
-            load_arrays(model, member)
+            model = resize_model(self.build_model(), member)
             members.append(self.predict(model, test))
         return MetricRecord(dict(strategy.score(members, test.labels)))
 
@@ -253,11 +261,19 @@ class NodeTask(Task):
 
     def train(self, model: nn.Module, *, seed: int, config: Mapping[str, Any]) -> Report:
         """Train on the node's training part."""
-        if self._experiment.config.own_initial_weights and config.get(wire.SERVER_ROUND, 1) == 1:
-            own = self._experiment.new_model("node", self._node)
-            model.load_state_dict(own.state_dict())
-        metrics = self._experiment.fit(model, self._share.train, seed)
-        return Report(len(self._share.train), metrics)
+        experiment, share = self._experiment, self._share.train
+        features_only = wire.NEURON_REQUEST in config
+        server_round = config.get(wire.SERVER_ROUND, 1)
+        if experiment.config.own_initial_weights and (server_round == 1 or features_only):
+            start_afresh(model, experiment.new_model("node", self._node, server_round), seed)
+        subclasses = experiment.config.train_options.subclasses
+        if not features_only or subclasses == 1:
+            return Report(len(share), experiment.fit(model, share, seed))
+        inputs, labels = experiment.tensors(share)
+        split = split_classes(inputs, labels, subclasses, derive_seed(seed, "subclasses"))
+        with other_output_layer(model, int(split.max()) + 1, derive_seed(seed, "output")):
+            metrics = experiment.fit(model, Examples(share.features, split.numpy()), seed)
+        return Report(len(share), metrics)
 
     def evaluate(self, model: nn.Module, *, config: Mapping[str, Any]) -> Report:
         """Score on the node's validation part."""
@@ -278,11 +294,6 @@ class NodeTask(Task):
         if self._experiment.config.names["strategy"] != "global":
             raise PermissionError("only strategy=global may ask for raw data")
         return self._share.train.features, self._share.train.labels
-
-
-def load_arrays(model: nn.Module, arrays: Arrays) -> None:
-    """Load numpy arrays into a model; names and shapes must match."""
-    model.load_state_dict({name: torch.from_numpy(a.copy()) for name, a in arrays.items()})
 
 
 @functools.lru_cache(maxsize=4)

@@ -44,6 +44,9 @@ class TrainOptions:
         None never stops early.
     weight_decay : float
         L2 penalty, at least 0.
+    subclasses : int
+        Clusters into which a node cuts each of its classes while it trains hidden layers for
+        ``strategy=gems_layerwise``, at least 1; see `gems_flwr.networks.split_classes`.
 
     Raises
     ------
@@ -58,6 +61,7 @@ class TrainOptions:
     epochs: int = 1
     patience: int | None = None
     weight_decay: float = 0.0
+    subclasses: int = 1
 
     def __post_init__(self) -> None:
         rules = {
@@ -70,6 +74,7 @@ class TrainOptions:
                 self.patience is None or _is_count(self.patience),
                 "a whole number of at least 1, or null",
             ),
+            "subclasses": (_is_count(self.subclasses), "a whole number of at least 1"),
             "weight_decay": (0 <= self.weight_decay < float("inf"), "a number of at least 0"),
         }
         for option, (holds, allowed) in rules.items():

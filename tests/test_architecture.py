@@ -52,7 +52,8 @@ def test_the_mathematics_does_not_know_flower(path):
 
 def test_spaces_are_built_from_below():
     """A space knows neither who builds nor who intersects it, and a node intersects nothing."""
-    for room, above in {"spaces": ("construct", "intersect"), "construct": ("intersect",)}.items():
+    higher = ("intersect", "neurons", "networks")
+    for room, above in {"spaces": ("construct", *higher), "construct": higher}.items():
         for path in modules(LIBRARY / room):
             used = {name.split(".")[1] for name in imports(path) if name.startswith("gems_flwr.")}
             assert not used & set(above), path
@@ -76,6 +77,7 @@ def test_no_room_imports_from_a_storey_above(path):
 
 def test_record_keys_are_spelled_out_in_the_wire_module_alone():
     keys = {"server-round", "num-examples", "run-seed", "space-request", "class-sums", "verify"}
+    keys |= {"neuron-request", "frozen-layers"}
     for path in modules(LIBRARY):
         if path.parent.name == "wire":
             continue

@@ -16,6 +16,7 @@ from gems_flwr import wire
 from gems_flwr.client.good_enough import good_enough_mod
 from gems_flwr.client.guard import fault_reply_mod, node_name
 from gems_flwr.client.task import Task
+from gems_flwr.networks import freeze_layers, resize_model
 from gems_flwr.runtime.seeding import derive_seed
 
 
@@ -42,7 +43,9 @@ def task_client_app(
     Returns
     -------
     ClientApp
-        Handles ``train``, with or without a request for a good-enough space, ``evaluate`` and
+        Handles ``train``, with or without a request for a good-enough space or for the balls of
+        a layer's neurons, at the widths and with the frozen layers that the server wants,
+        ``evaluate`` and
         ``query.introduce``; every fault in the task becomes an error reply.
     """
     app = ClientApp()
@@ -71,6 +74,7 @@ def task_client_app(
             _as_int(config.get(wire.SERVER_ROUND)),
             node_name(context),
         )
+        freeze_layers(model, wire.frozen_layers(message.content))
         report = task.train(model, seed=seed, config=config)
         arrays = ArrayRecord(model.state_dict())
         return Message(
@@ -112,8 +116,7 @@ def _load_model(task: Task, content: RecordDict) -> nn.Module:
     record = content.get(wire.ARRAYS)
     if not isinstance(record, ArrayRecord):
         raise ValueError(f"the message has no ArrayRecord '{wire.ARRAYS}'")
-    model.load_state_dict(record.to_torch_state_dict(), strict=True)
-    return model
+    return resize_model(model, wire.to_numpy(record))
 
 
 def _as_int(value: object) -> int:

@@ -4,10 +4,14 @@ It sits around the user's own train handler::
 
     app = ClientApp(mods=[good_enough_mod(validation)])
 
-and does nothing unless the server's `Gems` strategy asks for a space. Then it lets the handler
-train (a cone needs no trained model, so there it does not), builds the space on the node's data
-and replies with it instead of the model. In the verification round it scores the server's model
-and answers with one number.
+and does nothing unless the server's `Gems` or `LayerwiseGems` strategy asks for a space. Then it
+lets the handler train (a cone needs no trained model, so there it does not), builds the space on
+the node's data and replies with it instead of the model. In the verification round it scores the
+server's model and answers with one number.
+
+Layer by layer the networks that come have other widths than the handler's model, and their
+lowest layers are common to all nodes. The handler has to respect both; see
+`gems_flwr.networks.surgery` for the two calls that do it.
 """
 
 from __future__ import annotations
@@ -25,10 +29,13 @@ from torch import nn
 from gems_flwr import wire
 from gems_flwr.averaging import Arrays
 from gems_flwr.client.guard import fault_reply_mod, node_name
-from gems_flwr.client.layer_inputs import Data, DataSource, LayerReader
-from gems_flwr.construct import LayerData, Quality, SpaceRequest, build_space
+from gems_flwr.client.neurons import build_neurons
+from gems_flwr.construct import LayerData, NeuronRequest, Quality, SpaceRequest, build_space
+from gems_flwr.networks import Data, LayerReader, weight_layers
 from gems_flwr.runtime.seeding import derive_seed
 from gems_flwr.spaces import OutputLayer
+
+DataSource = Callable[[Context], Data]
 
 
 def good_enough_mod(
@@ -37,6 +44,7 @@ def good_enough_mod(
     train: DataSource | None = None,
     model: Callable[[], nn.Module] | None = None,
     layer: str | None = None,
+    activation: nn.Module | None = None,
     seed_private_noise: bool = False,
 ) -> Mod:
     """Return a mod that answers the server's requests for good-enough spaces.
@@ -52,25 +60,29 @@ def good_enough_mod(
         Returns the torch module. Only a model that is a single linear layer can do without.
     layer : str, optional
         Name of the linear output layer in the module, where it cannot be found.
+    activation : torch.nn.Module, optional
+        What follows the hidden layers where the model calls it as a function, which cannot be
+        seen; ReLU by default.
     seed_private_noise : bool, default False
         Whether the noise of a differentially private space comes from the run's seed. That
         repeats a simulation exactly, and protects nobody: leave it off for real data.
     """
 
     def good_enough(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        request = wire.requested_space(message.content)
-        verify = wire.wants_score(message.content)
-        if request is None and not verify:
-            return call_next(message, context)
-        received = wire.to_numpy(_arrays(message))
-        reader = LayerReader(received, model() if model else None, layer)
-        held_out = validation(context)
-        output = reader.output_layer(held_out)
-        name = node_name(context)
-        if request is None:
-            content = wire.pack_score_reply(_score(received, output, reader, held_out), name=name)
-            return Message(content, reply_to=message)
+        content = message.content
+        if (request := wire.requested_space(content)) is not None:
+            return space_reply(request, message, context, call_next)
+        if (neurons := wire.requested_neurons(content)) is not None:
+            return neurons_reply(neurons, message, context, call_next)
+        if wire.wants_score(content):
+            return score_reply(message, context)
+        return call_next(message, context)
 
+    def space_reply(
+        request: SpaceRequest, message: Message, context: Context, call_next: ClientAppCallable
+    ) -> Message:
+        received = wire.to_numpy(_arrays(message))
+        reader, held_out, output = read_output(received, context)
         trained = received
         if request.kind != "cone":
             reply = call_next(message, context)
@@ -79,6 +91,7 @@ def good_enough_mod(
             trained = wire.to_numpy(_arrays(reply))
             _check_common(received, trained, output)
         weight, bias = _layer(trained, output)
+        name = node_name(context)
         space = build_space(
             request,
             weight=weight,
@@ -88,6 +101,41 @@ def good_enough_mod(
             seed=_seed(request, message, name, seed_private_noise),
         )
         return Message(wire.pack_space_reply(space, name=name), reply_to=message)
+
+    def neurons_reply(
+        request: NeuronRequest, message: Message, context: Context, call_next: ClientAppCallable
+    ) -> Message:
+        if model is None:
+            raise ValueError("a request for neurons needs the torch module: give the mod model=")
+        reply = call_next(message, context)
+        if reply.has_error():
+            return reply
+        trained = wire.to_numpy(_arrays(reply))
+        _check_frozen(wire.to_numpy(_arrays(message)), trained, request.layer)
+        name, server_round = node_name(context), _round(message)
+        balls = build_neurons(
+            request,
+            trained,
+            model(),
+            validation(context),
+            seed=derive_seed(_run_seed(message), "neurons", server_round, name),
+            activation=activation,
+        )
+        content = wire.pack_neurons_reply(
+            balls, layer=request.layer, server_round=server_round, name=name
+        )
+        return Message(content, reply_to=message)
+
+    def score_reply(message: Message, context: Context) -> Message:
+        received = wire.to_numpy(_arrays(message))
+        reader, held_out, output = read_output(received, context)
+        score = _score(received, output, reader, held_out)
+        return Message(wire.pack_score_reply(score, name=node_name(context)), reply_to=message)
+
+    def read_output(received: Arrays, context: Context) -> tuple[LayerReader, Data, OutputLayer]:
+        reader = LayerReader(received, model() if model else None, layer)
+        held_out = validation(context)
+        return reader, held_out, reader.output_layer(held_out)
 
     def guarded(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         return fault_reply_mod(message, context, lambda m, c: good_enough(m, c, call_next))
@@ -105,10 +153,31 @@ def _arrays(message: Message) -> ArrayRecord:
 def _seed(request: SpaceRequest, message: Message, name: str, seeded: bool) -> int:
     if request.private is not None and not seeded:
         return secrets.randbits(63)
-    config = wire.instruction_config(message.content)
-    run_seed = cast(int, config.get(wire.RUN_SEED, 0))
-    server_round = cast(int, config.get(wire.SERVER_ROUND, 0))
-    return derive_seed(run_seed, "space", server_round, name)
+    return derive_seed(_run_seed(message), "space", _round(message), name)
+
+
+def _run_seed(message: Message) -> int:
+    return cast(int, wire.instruction_config(message.content).get(wire.RUN_SEED, 0))
+
+
+def _round(message: Message) -> int:
+    return cast(int, wire.instruction_config(message.content).get(wire.SERVER_ROUND, 0))
+
+
+def _check_frozen(sent: Arrays, trained: Arrays, count: int) -> None:
+    """Refuse a network whose frozen layers were changed, or that has other widths."""
+    shapes = {key: array.shape for key, array in sent.items()}
+    if {key: array.shape for key, array in trained.items()} != shapes:
+        raise ValueError(
+            f"training returned arrays of other names or shapes than {shapes}; build the model at "
+            "the widths that were sent, with resize_model"
+        )
+    frozen = [key for layer in weight_layers(sent)[:count] for key in layer.keys]
+    changed = [key for key in frozen if not np.array_equal(sent[key], trained[key])]
+    if changed:
+        raise ValueError(
+            f"training changed {changed}, which the server wants frozen; call freeze_layers"
+        )
 
 
 def _check_common(sent: Arrays, trained: Arrays, output: OutputLayer) -> None:
@@ -123,7 +192,7 @@ def _check_common(sent: Arrays, trained: Arrays, output: OutputLayer) -> None:
     if changed:
         raise ValueError(
             f"training changed {changed}, below the output layer '{output.weight}'; GEMS in one "
-            "round needs them common to all nodes: freeze them in training, or ask for cones"
+            "round needs them common to all nodes: call freeze_layers in training, or ask for cones"
         )
 
 

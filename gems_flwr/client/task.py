@@ -46,7 +46,8 @@ class Task(ABC):
         Parameters
         ----------
         model : torch.nn.Module
-            Holds the weights that the server sent.
+            Holds the weights that the server sent, at the server's widths. Weights that do not
+            require gradients belong to layers that must stay as they are.
         seed : int
             Source of all randomness: differs by node and round, the same in every repetition.
         config : mapping

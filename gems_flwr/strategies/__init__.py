@@ -9,6 +9,7 @@ All take keyword arguments and are started like Flower's own::
 from gems_flwr.strategies.callbacks import Callback
 from gems_flwr.strategies.fedavg import FedAvg
 from gems_flwr.strategies.gems import Gems
+from gems_flwr.strategies.layerwise_gems import LayerwiseGems
 from gems_flwr.strategies.loop import RoundLoop
 from gems_flwr.strategies.members import Ensemble, LocalModels, join_members, split_members
 from gems_flwr.strategies.one_shot_average import OneShotAverage
@@ -21,6 +22,7 @@ __all__ = [
     "Ensemble",
     "FedAvg",
     "Gems",
+    "LayerwiseGems",
     "LocalModels",
     "OneShotAverage",
     "PatienceExhausted",

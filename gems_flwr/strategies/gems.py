@@ -35,6 +35,7 @@ from gems_flwr.intersect import (
     Select,
     aggregate_spaces,
 )
+from gems_flwr.networks import weight_layers
 from gems_flwr.spaces import (
     Ball,
     BallSet,
@@ -153,6 +154,7 @@ class Gems(RoundLoop):
             self.request(node)
         self._spaces = SpaceFolder(self._folder() if self.checkpoint_dir else None)
         self._received: dict[str, wire.NodeSpace] = {}
+        self._first_round = 1
 
     @property
     def rounds_needed(self) -> int:  # type: ignore[override]
@@ -191,7 +193,7 @@ class Gems(RoundLoop):
         """Collect the spaces, intersect them, and let the nodes verify the result."""
         layer = find_output_layer(state.arrays, self.layer)
         start = state.arrays
-        if server_round > 1 and self.initialise is not None:
+        if server_round > self._first_round and self.initialise is not None:
             start = self.initialise(server_round)
         self._collect(server_round, grid, start, layer, train_config)
         spaces = self._usable_spaces()
@@ -205,11 +207,17 @@ class Gems(RoundLoop):
             seed=self.seed,
         )
         arrays = layer.replace_in(start, found.point)
-        done = found.intersection.feasible or server_round == self.rounds_needed
+        last_round = self._first_round + self.rounds_needed - 1
+        done = found.intersection.feasible or server_round == last_round
         scores = self._verify(server_round, grid, arrays, evaluate_config) if done else {}
         return RoundOutcome(
             arrays=arrays, details=self._details(found, spaces, scores), memory=state.memory
         )
+
+    def take_over(self, other: RoundLoop, first_round: int) -> None:
+        """Play on in the middle of another strategy's run."""
+        self.join(other)
+        self._first_round = first_round
 
     def needs_names(self) -> bool:
         """An epsilon for each node cannot be sent before the nodes are known by name."""
@@ -235,9 +243,10 @@ class Gems(RoundLoop):
         messages = self.messages(server_round, nodes, wire.TRAIN, record, config)
         for message in messages:
             wire.ask_for_space(message.content, self.request(self._name_of(message)))
+            wire.freeze_below(message.content, _layers_below(arrays))
         unpack = partial(wire.unpack_space_reply, request=self.request(), layer=layer)
         answers = self.accept(self.collect(messages), unpack, at_least=self.min_nodes)
-        if server_round == 1:
+        if server_round == self._first_round:
             self._received = {}
             self._spaces.clear()
         elif not self._received:
@@ -321,6 +330,14 @@ class Gems(RoundLoop):
             torch.as_tensor(np.asarray(inputs[: self.tune], dtype=np.float32)),
             torch.as_tensor(np.asarray(labels[: self.tune], dtype=np.int64)),
         )
+
+
+def _layers_below(arrays: Arrays) -> int:
+    """Return how many layers are below the output layer; 0 for what is no chain of layers."""
+    try:
+        return len(weight_layers(arrays)) - 1
+    except ValueError:
+        return 0
 
 
 def _plain(space: Any) -> Any:

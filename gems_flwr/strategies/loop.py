@@ -240,6 +240,10 @@ class RoundLoop(Strategy):
             for node in nodes
         ]
 
+    def join(self, other: RoundLoop) -> None:
+        """Take part in the round that another strategy is playing, as a part of it."""
+        self._roster, self._exchange = other._roster, other._exchange
+
     def collect(self, messages: Iterable[Message]) -> list[Message]:
         """Send messages and return the replies of the round under way; see `Exchange`."""
         return self._exchange.collect(messages)

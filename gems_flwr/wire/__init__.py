@@ -5,11 +5,13 @@ our messages and an ordinary Flower strategy understands our ready client's repl
 
 ==============  =================================================================
 instruction     ``arrays`` (ArrayRecord), ``config`` (ConfigRecord with
-                ``server-round`` and ``run-seed``)
+                ``server-round`` and ``run-seed``, and ``frozen-layers`` where
+                the lowest layers must stay as they are)
 reply to train  one ArrayRecord, one MetricRecord with ``num-examples``
 reply to        one MetricRecord with ``num-examples``
 evaluate
-reply to train  with a space instead of a model where ``config`` asked for one
+reply to train  with a space, or the balls of a layer's neurons, instead of a
+                model where ``config`` asked for it
 any reply       optionally ``node`` (ConfigRecord with ``name``), by which
                 replies are ordered and failures are named
 ==============  =================================================================
@@ -27,10 +29,19 @@ from gems_flwr.wire.keys import (
     CONFIG,
     EVALUATE,
     INTRODUCE,
+    NEURON_REQUEST,
     RUN_SEED,
     SERVER_ROUND,
     SHARE_EXAMPLES,
     TRAIN,
+)
+from gems_flwr.wire.neurons import (
+    ask_for_neurons,
+    freeze_below,
+    frozen_layers,
+    pack_neurons_reply,
+    requested_neurons,
+    unpack_neurons_reply,
 )
 from gems_flwr.wire.replies import (
     ExamplesReply,
@@ -68,6 +79,7 @@ __all__ = [
     "CONFIG",
     "EVALUATE",
     "INTRODUCE",
+    "NEURON_REQUEST",
     "RUN_SEED",
     "SERVER_ROUND",
     "SHARE_EXAMPLES",
@@ -76,8 +88,11 @@ __all__ = [
     "MetricsReply",
     "ModelReply",
     "NodeSpace",
+    "ask_for_neurons",
     "ask_for_score",
     "ask_for_space",
+    "freeze_below",
+    "frozen_layers",
     "instruction_config",
     "instruction_round",
     "pack_examples_reply",
@@ -85,9 +100,11 @@ __all__ = [
     "pack_metrics_reply",
     "pack_model_reply",
     "pack_name",
+    "pack_neurons_reply",
     "pack_score_reply",
     "pack_space_reply",
     "payload_bytes",
+    "requested_neurons",
     "requested_space",
     "to_numpy",
     "to_record",
@@ -95,6 +112,7 @@ __all__ = [
     "unpack_metrics_reply",
     "unpack_model_reply",
     "unpack_name",
+    "unpack_neurons_reply",
     "unpack_score_reply",
     "unpack_space_reply",
     "wants_score",

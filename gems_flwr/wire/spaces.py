@@ -110,7 +110,7 @@ def unpack_space_reply(content: RecordDict, request: SpaceRequest, layer: Output
     arrays = {key: checked_array(array, key) for key, array in record.items()}
     curve = arrays.pop(CURVE, None)
     try:
-        space = space_from_arrays(arrays, _read_meta(text.get(JSON)))
+        space = space_from_arrays(arrays, read_meta(text.get(JSON)))
         _check_fit(space, request, layer)
         if not request.curve:
             return space
@@ -140,7 +140,8 @@ def _config(content: RecordDict) -> ConfigRecord:
     return record if isinstance(record, ConfigRecord) else ConfigRecord()
 
 
-def _read_meta(text: object) -> Mapping[str, Any]:
+def read_meta(text: object) -> Mapping[str, Any]:
+    """Return the JSON object in a reply's description."""
     if not isinstance(text, str) or len(text) > _MAX_META_CHARACTERS:
         raise SpaceError(SPACE_META, "a JSON text of reasonable length", type(text).__name__)
     try:

@@ -98,7 +98,7 @@ def test_a_fault_in_a_task_is_named_with_its_node_and_place():
     ("content", "words"),
     [
         (RecordDict(), "no ArrayRecord 'arrays'"),
-        (RecordDict({"arrays": wire.to_record({"x": np.ones(1)})}), "Unexpected key"),
+        (RecordDict({"arrays": wire.to_record({"x": np.ones(1)})}), "surplus ['x']"),
     ],
 )
 def test_a_message_that_does_not_fit_is_answered_with_an_error(content, words):

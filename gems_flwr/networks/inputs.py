@@ -1,60 +1,19 @@
 """The inputs of a model's linear output layer, on whatever data a user has.
 
-A good-enough space of one round is about the output layer, seen from the layers below it. Data
-may come as a pair of arrays or as batches, from a torch ``DataLoader`` or Flower's datasets.
+A good-enough space of one round is about the output layer, seen from the layers below it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
-
-import numpy as np
 import torch
-from flwr.app import Context
 from torch import Tensor, nn
 
 from gems_flwr.averaging import Arrays
 from gems_flwr.construct import LayerInputs
+from gems_flwr.networks.data import Data, batches
+from gems_flwr.networks.surgery import resize_model
+from gems_flwr.networks.watch import on_device_of, watch
 from gems_flwr.spaces import OutputLayer, find_output_layer
-
-Data = tuple[Any, Any] | Iterable[Any]
-DataSource = Callable[[Context], Data]
-
-_BATCH = 4096
-_LABEL_NAMES = ("label", "labels", "target", "y", "fine_label")
-
-
-def batches(data: Data) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield inputs and labels of data in any of the usual forms.
-
-    Parameters
-    ----------
-    data : pair of arrays, or iterable of batches
-        A batch is a pair of inputs and labels, or a mapping with one entry called ``label``,
-        ``labels``, ``target`` or ``y`` and one other.
-    """
-    if isinstance(data, tuple | list) and len(data) == 2 and hasattr(data[1], "shape"):
-        inputs, labels = torch.as_tensor(data[0]), torch.as_tensor(data[1])
-        for start in range(0, len(labels), _BATCH):
-            yield inputs[start : start + _BATCH], labels[start : start + _BATCH]
-        return
-    for batch in data:
-        inputs, labels = _pair(batch)
-        yield torch.as_tensor(inputs), torch.as_tensor(labels)
-
-
-def _pair(batch: Any) -> tuple[Any, Any]:
-    if not isinstance(batch, Mapping):
-        inputs, labels = batch
-        return inputs, labels
-    named = [key for key in batch if key in _LABEL_NAMES]
-    others = [key for key in batch if key not in _LABEL_NAMES]
-    if len(named) != 1 or len(others) != 1:
-        raise ValueError(
-            f"a batch must have its inputs and one of {list(_LABEL_NAMES)}, got {list(batch)}"
-        )
-    return batch[others[0]], batch[named[0]]
 
 
 class LayerReader:
@@ -78,9 +37,7 @@ class LayerReader:
         self._name = layer
         self._arrays = arrays
         if model is not None:
-            state = {name: torch.from_numpy(np.array(a)) for name, a in arrays.items()}
-            model.load_state_dict(state, strict=True)
-            self._module = model.eval()
+            self._module = resize_model(model, arrays).eval()
             if layer is not None and layer not in dict(model.named_modules()):
                 names = [n for n, m in model.named_modules() if isinstance(m, nn.Linear)]
                 raise ValueError(f"the model has no layer '{layer}'; its linear layers are {names}")
@@ -120,44 +77,18 @@ class LayerReader:
         if self._module is None:
             return x.reshape(len(x), -1).float()
         assert self._name is not None
-        return self._run(x, [self._name])[0][1]
+        return watch(self._module, x, [self._name])[0].inputs
 
     def _find(self, x: Tensor) -> str:
         """Return the name of the linear layer whose output is the model's."""
         assert self._module is not None
         linear = [n for n, m in self._module.named_modules() if isinstance(m, nn.Linear)]
-        seen = self._run(x, linear)
         with torch.no_grad():
-            output = self._module(self._placed(x))
-        for name, _, out in reversed(seen):
-            if out.shape == output.shape and torch.equal(out, output):
-                return name
+            output = self._module(on_device_of(self._module, x))
+        for step in reversed(watch(self._module, x, linear)):
+            if step.outputs.shape == output.shape and torch.equal(step.outputs, output):
+                return step.name
         raise ValueError(
             f"no linear layer gives the model's output; name the one to aggregate by "
             f"layer=..., one of {linear}"
         )
-
-    def _run(self, x: Tensor, names: list[str]) -> list[tuple[str, Tensor, Tensor]]:
-        assert self._module is not None
-        seen: list[tuple[str, Tensor, Tensor]] = []
-
-        def hook(name: str) -> Callable[[nn.Module, Any, Any], None]:
-            def note(_: nn.Module, arguments: Any, out: Any) -> None:
-                seen.append((name, arguments[0].detach(), out.detach()))
-
-            return note
-
-        modules = dict(self._module.named_modules())
-        handles = [modules[name].register_forward_hook(hook(name)) for name in names]
-        try:
-            with torch.no_grad():
-                self._module(self._placed(x))
-        finally:
-            for handle in handles:
-                handle.remove()
-        return seen
-
-    def _placed(self, x: Tensor) -> Tensor:
-        assert self._module is not None
-        weight = next(self._module.parameters())
-        return x.to(weight.device, weight.dtype)

@@ -1,0 +1,140 @@
+"""The inputs of one hidden layer's neurons, and the activation behind it.
+
+A filter of a convolution is a neuron whose inputs are the patches under the kernel: every patch
+of every image is one row. There are too many to keep, so a seeded choice of them is read.
+
+Decided here: the layers' order is the state dict's, checked by running the model once, and the
+activation is the first one that the model runs behind the layer. Pooling before or after a
+monotone activation makes no difference to a neuron, dropout does not run in evaluation mode. A
+model that calls its activation as a function shows no module; it is then the one that the caller
+names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gems_flwr.averaging import Arrays
+from gems_flwr.construct import Activation, activation_of, draw_rows
+from gems_flwr.networks.data import Data, batches
+from gems_flwr.networks.layers import weight_layers
+from gems_flwr.networks.surgery import resize_model
+from gems_flwr.networks.watch import watch
+
+_CHUNK_VALUES = 16 * 2**20
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NeuronInputs:
+    """What the neurons of one layer see, of shape (rows, inputs), and their activation."""
+
+    rows: Tensor
+    activation: Activation
+
+
+def read_neuron_inputs(
+    model: nn.Module,
+    arrays: Arrays,
+    index: int,
+    data: Data,
+    *,
+    max_rows: int,
+    seed: int,
+    activation: nn.Module | None = None,
+) -> NeuronInputs:
+    """Return the inputs of a hidden layer.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The architecture, a chain of linear and convolutional layers; its widths are made those
+        of the arrays.
+    arrays : mapping from str to ndarray
+        The network.
+    index : int
+        Which layer, from 0.
+    data : pair of arrays, or iterable of batches
+        See `gems_flwr.networks.batches`.
+    max_rows : int
+        Rows to return at most: of all samples, or of all patches.
+    seed : int
+        Source of the choice.
+    activation : torch.nn.Module, optional
+        What follows the layer where no module shows it; ReLU by default.
+
+    Raises
+    ------
+    ValueError
+        If the model is no such chain, or there is no data.
+    """
+    model = resize_model(model, arrays).eval()
+    layers = weight_layers(arrays)
+    name = layers[index].name
+    module = dict(model.named_modules())[name]
+    if not isinstance(module, nn.Linear | nn.Conv2d):
+        raise ValueError(
+            f"layer '{name}' is a {type(module).__name__}, not linear or convolutional"
+        )
+    seen: list[Tensor] = []
+    found: Activation | None = None
+    for x, _ in batches(data):
+        if not seen:
+            found = _checked_chain(model, x[:2], [layer.name for layer in layers], index)
+        seen.append(watch(model, x, [name])[0].inputs)
+    if not seen:
+        raise ValueError("there is no data to build a space on")
+    inputs = torch.cat(seen)
+    rows = _rows(module, inputs, max_rows, seed)
+    fallback = activation_of(activation or nn.ReLU())
+    if fallback is None:
+        raise ValueError(f"{activation} is no activation")
+    return NeuronInputs(rows, found or fallback)
+
+
+def _checked_chain(model: nn.Module, x: Tensor, names: list[str], index: int) -> Activation | None:
+    """Check that the layers run in order, once each; return the activation behind one."""
+    leaves = [name for name, module in model.named_modules() if not list(module.children())]
+    modules = dict(model.named_modules())
+    steps = [step.name for step in watch(model, x, leaves)]
+    ran = [name for name in steps if name in names]
+    if ran != names:
+        raise ValueError(f"the model runs its layers as {ran}, its weights are ordered {names}")
+    behind = steps[steps.index(names[index]) + 1 :]
+    for name in behind:
+        if name in names:
+            break
+        found = activation_of(modules[name])
+        if found is not None:
+            return found
+    return None
+
+
+def _rows(module: nn.Linear | nn.Conv2d, inputs: Tensor, max_rows: int, seed: int) -> Tensor:
+    if isinstance(module, nn.Linear):
+        return draw_rows(inputs.reshape(-1, inputs.shape[-1]), max_rows, seed)
+    padding = module.padding
+    if module.groups != 1 or isinstance(padding, str) or module.padding_mode != "zeros":
+        raise ValueError("only convolutions without groups and with plain zero padding are known")
+
+    def unfold(images: Tensor) -> Tensor:
+        patches: Tensor = F.unfold(
+            images, module.kernel_size, module.dilation, padding, module.stride
+        )
+        return patches.transpose(1, 2)
+
+    positions, width = unfold(inputs[:1]).shape[1:]
+    chosen = draw_rows(torch.arange(len(inputs) * positions), max_rows, seed).to(inputs.device)
+    image, position = chosen // positions, chosen % positions
+    step = max(1, _CHUNK_VALUES // (positions * width))
+    parts = []
+    # All patches of all images would not fit: those of some images at a time do.
+    for start in range(0, len(inputs), step):
+        mine = (image >= start) & (image < start + step)
+        if bool(mine.any()):
+            patches = unfold(inputs[start : start + step])
+            parts.append(patches[image[mine] - start, position[mine]])
+    return torch.cat(parts)

@@ -1,0 +1,348 @@
+"""GEMS layer by layer for neural networks (Guha & Smith 2019, Section 3.2; Guha 2018, 4.2).
+
+Round j: the nodes train the network, the layers below j common and frozen, and send a ball for
+every neuron of layer j. The server merges the neurons of all nodes and sends the new layer, of
+another width, back. After the last hidden layer the output layer is aggregated as in the
+one-round case: as many rounds as there are layers.
+
+Decided here: nodes keep nothing between rounds. Every message carries the whole network, with
+the layers above j at their initial weights (the papers' nodes go on from their own), so a node
+that missed a round, or lost its memory, takes part in the next as if nothing had happened, and
+one seed repeats a run. The layer right above a merged one has other inputs than before and
+starts from new random weights, or from the merged outgoing weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+from torch import nn
+
+from gems_flwr import wire
+from gems_flwr.averaging import Arrays
+from gems_flwr.construct import NeuronRequest, SpaceRequest
+from gems_flwr.networks import (
+    LayerReader,
+    WeightLayer,
+    outgoing_rows,
+    replace_layer,
+    resize_model,
+    weight_layers,
+)
+from gems_flwr.neurons import Budget, MergedLayer, MergeMethod, merge_neurons
+from gems_flwr.runtime.seeding import derive_seed
+from gems_flwr.spaces import NeuronBalls
+from gems_flwr.strategies.exchange import Answer
+from gems_flwr.strategies.gems import Gems, Kind
+from gems_flwr.strategies.loop import EvaluateFn, RoundLoop
+from gems_flwr.strategies.records import RoundOutcome, RunResult, ServerState
+from gems_flwr.tuning import fine_tune_network
+
+# The papers' epsilon for the last layer of a network on MNIST; see `Gems` for cones.
+HEAD_EPSILON = 0.7
+# ReLU features want less of it than pixels do (chosen on MNIST validation data).
+HEAD_RIDGE = 1e-5
+# What `output` is about; the rest of the head's options `LayerwiseGems` sets itself.
+_OUTPUT_OPTIONS = {
+    setting.name for setting in dataclasses.fields(SpaceRequest) if setting.name != "kind"
+} | {"select", "ridge", "class_weight", "on_empty", "layer"}
+
+
+@dataclass(kw_only=True, eq=False)
+class LayerwiseGems(RoundLoop):
+    """Merge the nodes' neurons layer by layer, then intersect their output layers.
+
+    Parameters
+    ----------
+    merge : {"kmeans", "verified", "concat"}
+        How neurons are merged: the papers' k-means with intersections inside clusters; one pass
+        over all neurons with inner balls; or not at all, all side by side. In every case a
+        merged neuron lies in the balls of those that it stands for.
+    clusters : int, default 100
+        m_epsilon: how many clusters `kmeans` looks for, at least 1.
+    epsilon_hidden : float or sequence of float, default 0.02
+        epsilon_j: how much a neuron's output may deviate; one for all hidden layers or one for
+        each, above 0.
+    deviation : {"absolute", "relative"}
+        Whether that is Eq. 3 as it stands, which depends on the number of samples, or a share
+        of the neuron's own output.
+    max_hidden : int or sequence of int, optional
+        Most neurons of a merged layer; for all hidden layers or for each.
+    budget : {"drop", "cluster"}
+        What happens to neurons beyond `max_hidden`: the least important are dropped, or the
+        nearest are merged although they do not lie in each other's balls.
+    radius : {"sampled", "worst", "certified", "bisection", "growing"}
+        How a neuron's radius is found.
+    directions : int, default 500
+        Random directions for all radii but worst and certified.
+    outgoing : bool, default False
+        Whether a neuron's outgoing weights belong to it (2018), too.
+    max_rows : int, default 20000
+        Samples, or patches under a convolution's kernel, on which deviations are measured.
+    head : {"ball", "ellipsoid", "cone"}
+        Space of the output layer.
+    output : mapping
+        Options of `Gems` for the output layer, such as ``epsilon`` (by default 0.7, for cones
+        0.5), ``rank``, ``clusters`` or ``ridge`` (by default 1e-5 on hidden layers).
+    tune : int, default 0
+        How many public samples to fine-tune on; 0 for none.
+    tune_layers : {"last", "all"}
+        What to fine-tune.
+    public_data : pair of arrays, optional
+        Public inputs of the network, and their classes; needed for `tune`.
+    build_model : callable, optional
+        Returns the torch module; needed for `tune`.
+    verify : bool, default False
+        Whether every node is asked how accurate the result is on its own held-out data.
+    **loop
+        See `RoundLoop`.
+    """
+
+    merge: MergeMethod = "kmeans"
+    clusters: int = 100
+    epsilon_hidden: float | Sequence[float] = 0.02
+    deviation: Literal["absolute", "relative"] = "absolute"
+    max_hidden: int | Sequence[int] | None = None
+    budget: Budget = "drop"
+    radius: Literal["sampled", "worst", "certified", "bisection", "growing"] = "sampled"
+    directions: int = 500
+    outgoing: bool = False
+    max_rows: int = 20000
+    head: Kind = "cone"
+    output: Mapping[str, Any] = field(default_factory=dict)
+    tune: int = 0
+    tune_layers: Literal["last", "all"] = "last"
+    public_data: tuple[NDArray, NDArray] | None = None
+    build_model: Callable[[], nn.Module] | None = None
+    verify: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rules = {
+            "merge": (self.merge in get_args(MergeMethod), f"one of {get_args(MergeMethod)}"),
+            "budget": (self.budget in get_args(Budget), f"one of {get_args(Budget)}"),
+            "head": (self.head in get_args(Kind), f"one of {get_args(Kind)}"),
+            "clusters": (self.clusters >= 1, "at least 1"),
+            "max_hidden": (min(_listed(self.max_hidden) or [1]) >= 1, "at least 1, or none"),
+            "tune": (self.tune >= 0, "at least 0"),
+            "tune_layers": (self.tune_layers in ("last", "all"), "'last' or 'all'"),
+        }
+        for name, (holds, allowed) in rules.items():
+            if not holds:
+                raise ValueError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
+        have = 0 if self.public_data is None else len(self.public_data[1])
+        if self.tune > have or (self.tune and self.build_model is None):
+            raise ValueError(
+                f"tune={self.tune} needs as many public samples, there are {have}, and build_model"
+            )
+        unknown = sorted(self.output.keys() - _OUTPUT_OPTIONS)
+        if unknown:
+            raise ValueError(f"output has {unknown}, it may have {sorted(_OUTPUT_OPTIONS)}")
+        if self.output.get("on_empty") == "retrain":
+            raise ValueError("output.on_empty must not be retrain: the layers below are done")
+        for layer in range(len(_listed(self.epsilon_hidden))):
+            self.request(layer)
+        self._hidden = 0
+        self._head()
+
+    @property
+    def rounds_needed(self) -> int:  # type: ignore[override]
+        """As many as the network has layers."""
+        return self._hidden + 1
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> RunResult:
+        """Run the strategy; see `RoundLoop.start`. The rounds are those that the network needs."""
+        self._hidden = len(weight_layers(wire.to_numpy(initial_arrays))) - 1
+        for name in ("epsilon_hidden", "max_hidden"):
+            given = getattr(self, name)
+            if isinstance(given, Sequence) and len(given) != self._hidden:
+                raise ValueError(f"{name} has {len(given)} values for {self._hidden} hidden layers")
+        return super().start(
+            grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
+        )
+
+    def request(self, layer: int) -> NeuronRequest:
+        """Return what nodes are asked for in the round of a hidden layer."""
+        return NeuronRequest(
+            layer=layer,
+            epsilon=float(_of_layer(self.epsilon_hidden, layer)),
+            measure=self.deviation,
+            radius=self.radius,
+            directions=self.directions,
+            outgoing=self.outgoing,
+            max_rows=self.max_rows,
+        )
+
+    def aggregate(self, answers: Sequence[Answer[wire.ModelReply]]) -> Arrays:
+        """Not used: nodes send spaces, not models."""
+        raise NotImplementedError("GEMS aggregates spaces, not models")
+
+    def play_round(
+        self,
+        server_round: int,
+        state: ServerState,
+        grid: Grid,
+        train_config: ConfigRecord,
+        evaluate_config: ConfigRecord,
+    ) -> RoundOutcome:
+        """Merge one hidden layer, or aggregate the output layer in the last round."""
+        if server_round <= self._hidden:
+            return self._merge_layer(server_round, state, grid, train_config)
+        head = self._head(state.arrays)
+        head.take_over(self, server_round)
+        outcome = head.play_round(server_round, state, grid, train_config, evaluate_config)
+        arrays = outcome.arrays
+        if self.tune and self.tune_layers == "all":
+            arrays = self._tune_all(arrays)
+        widths = [layer.width for layer in weight_layers(arrays)[:-1]]
+        tuned_on = self.tune or outcome.details["tuned_on"]
+        details = {**outcome.details, "hidden": widths, "tuned_on": tuned_on}
+        return RoundOutcome(arrays=arrays, details=details, memory=state.memory)
+
+    # --- a hidden layer -----------------------------------------------------------------------
+
+    def _merge_layer(
+        self, server_round: int, state: ServerState, grid: Grid, config: ConfigRecord
+    ) -> RoundOutcome:
+        index = server_round - 1
+        layers = weight_layers(state.arrays)
+        layer, above = layers[index], layers[index + 1]
+        answers = self._collect_neurons(server_round, grid, state.arrays, layer, above, config)
+        merged = merge_neurons(
+            [answer.value for answer in answers],
+            self.merge,
+            clusters=self.clusters,
+            max_neurons=_of_layer(self.max_hidden, index),
+            budget=self.budget,
+            seed=derive_seed(self.seed, "merge", index),
+        )
+        merged.verify([answer.value for answer in answers])
+        arrays = replace_layer(
+            state.arrays,
+            index,
+            merged.weights[:, : layer.dimension],
+            outgoing=merged.weights[:, layer.dimension :] if self.outgoing else None,
+            seed=derive_seed(self.seed, "above", index),
+        )
+        told = [*state.details.get("layers", []), _told(layer, merged, answers)]
+        widths = [*state.details.get("hidden", []), len(merged)]
+        details = {"layers": told, "hidden": widths}
+        return RoundOutcome(arrays=arrays, details=details, memory=state.memory)
+
+    def _collect_neurons(
+        self,
+        server_round: int,
+        grid: Grid,
+        arrays: Arrays,
+        layer: WeightLayer,
+        above: WeightLayer,
+        config: ConfigRecord,
+    ) -> list[Answer[NeuronBalls]]:
+        request = self.request(server_round - 1)
+        nodes = self.choose_nodes(server_round, grid, self.fraction_train, wire.TRAIN)
+        messages = self.messages(server_round, nodes, wire.TRAIN, wire.to_record(arrays), config)
+        for message in messages:
+            wire.ask_for_neurons(message.content, request)
+        outgoing = outgoing_rows(arrays, layer, above).shape[1] if self.outgoing else 0
+        unpack = partial(
+            wire.unpack_neurons_reply,
+            request=request,
+            width=layer.width,
+            dimension=layer.dimension + outgoing,
+            outgoing=outgoing,
+            server_round=server_round,
+        )
+        return self.accept(self.collect(messages), unpack, at_least=self.min_nodes)
+
+    # --- the output layer ---------------------------------------------------------------------
+
+    def _head(self, arrays: Arrays | None = None) -> Gems:
+        """Return the one-round strategy for the output layer; without arrays, to check options."""
+        options: dict[str, Any] = {} if self.head == "cone" else {"epsilon": HEAD_EPSILON}
+        if self.head == "cone" and self._hidden:
+            options["ridge"] = HEAD_RIDGE
+        options |= {key: value for key, value in self.output.items() if value is not None}
+        if arrays is not None and self.tune and self.tune_layers == "last":
+            options |= {"tune": self.tune, "public": self._public_inputs(arrays)}
+        return Gems(
+            space=self.head,
+            verify=self.verify,
+            seed=self.seed,
+            min_nodes=self.min_nodes,
+            fraction_train=self.fraction_train,
+            checkpoint_dir=self.checkpoint_dir,
+            **options,
+        )
+
+    def _public_inputs(self, arrays: Arrays) -> tuple[NDArray, NDArray]:
+        """Return what the output layer sees of the public sample."""
+        data = self._public()
+        assert self.build_model is not None
+        reader = LayerReader(arrays, self.build_model())
+        seen = reader.read(data, reader.output_layer(data))
+        return seen.inputs.cpu().numpy(), seen.labels.cpu().numpy()
+
+    def _tune_all(self, arrays: Arrays) -> Arrays:
+        assert self.build_model is not None
+        model = resize_model(self.build_model(), arrays)
+        fine_tune_network(model, *self._public(), seed=derive_seed(self.seed, "tune"))
+        return wire.to_numpy(ArrayRecord(model.state_dict()))
+
+    def _public(self) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self.public_data is not None
+        inputs, labels = self.public_data
+        return (
+            torch.as_tensor(np.asarray(inputs[: self.tune], dtype=np.float32)),
+            torch.as_tensor(np.asarray(labels[: self.tune], dtype=np.int64)),
+        )
+
+
+def _told(
+    layer: WeightLayer, merged: MergedLayer, answers: Sequence[Answer[NeuronBalls]]
+) -> dict[str, Any]:
+    """Return what a result says of one merged layer."""
+    names = [answer.node for answer in answers]
+    layers = [answer.value for answer in answers]
+
+    def known(members: Sequence[tuple[int, int]]) -> list[str]:
+        return [f"{names[node]}:{neuron}" for node, neuron in members]
+
+    return {
+        "layer": layer.name,
+        "method": merged.method,
+        "received": sum(len(balls) for balls in layers),
+        "merged": len(merged),
+        "shared": merged.groups,
+        "origins": [known(members) for members in merged.origins],
+        "dropped": known(merged.dropped),
+        "uncovered": known(merged.uncovered(layers)),
+        "median_radius": {n: float(np.median(b.radii)) for n, b in zip(names, layers, strict=True)},
+    }
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, Sequence) else [value]
+
+
+def _of_layer(value: Any, layer: int) -> Any:
+    return value[layer] if isinstance(value, Sequence) else value

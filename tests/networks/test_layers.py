@@ -1,0 +1,144 @@
+"""Networks known by their arrays: layers, neurons, other widths."""
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord
+from torch import nn
+
+from gems_flwr import wire
+from gems_flwr.networks import (
+    freeze_layers,
+    neuron_rows,
+    outgoing_rows,
+    replace_layer,
+    resize_model,
+    weight_layers,
+)
+
+
+def chain():
+    """A convolution on a convolution on a linear layer, behind a flattening, on a linear one."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3),
+        nn.ReLU(),
+        nn.Conv2d(3, 4, 3, bias=False),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(4 * 2 * 2, 5),
+        nn.ReLU(),
+        nn.Linear(5, 2),
+    )
+
+
+def arrays_of(model):
+    return wire.to_numpy(ArrayRecord(model.state_dict()))
+
+
+def predictions(model, arrays, x):
+    with torch.no_grad():
+        return resize_model(model, arrays).eval()(x)
+
+
+def test_layers_are_found_with_their_biases_widths_and_kernels():
+    layers = weight_layers(arrays_of(chain()))
+    assert [layer.name for layer in layers] == ["0", "2", "6", "8"]
+    assert [layer.width for layer in layers] == [3, 4, 5, 2]
+    assert [layer.bias for layer in layers] == ["0.bias", None, "6.bias", "8.bias"]
+    assert [layer.dimension for layer in layers] == [10, 27, 17, 6]
+
+
+def test_a_normalisation_in_between_is_refused_by_name():
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    with pytest.raises(ValueError, match=r"1\.running_mean.*normalisation"):
+        weight_layers(arrays_of(model))
+
+
+def test_layers_that_do_not_feed_each_other_are_refused():
+    arrays = {"a.weight": np.zeros((3, 4)), "b.weight": np.zeros((2, 5))}
+    with pytest.raises(ValueError, match=r"'b.weight' has 5 inputs.*3 neurons of 'a.weight'"):
+        weight_layers(arrays)
+    with pytest.raises(ValueError, match="no layers"):
+        weight_layers({"a": np.zeros(3)})
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_neurons_in_another_order_with_their_outgoing_weights_are_the_same_network(index):
+    """Swapping neurons together with what they feed does not change a network (2018, 4.2)."""
+    model, x = chain(), torch.randn(6, 1, 8, 8)
+    arrays = arrays_of(model)
+    layers = weight_layers(arrays)
+    order = np.random.default_rng(index).permutation(layers[index].width)
+    rows = neuron_rows(arrays, layers[index])[order]
+    out = outgoing_rows(arrays, layers[index], layers[index + 1])[order]
+    swapped = replace_layer(arrays, index, rows, outgoing=out, seed=0)
+    before = predictions(chain(), arrays, x)
+    torch.testing.assert_close(predictions(chain(), swapped, x), before)
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_a_neuron_twice_with_half_its_outgoing_weights_is_the_same_network(index):
+    model, x = chain(), torch.randn(6, 1, 8, 8)
+    arrays = arrays_of(model)
+    layers = weight_layers(arrays)
+    rows = np.repeat(neuron_rows(arrays, layers[index]), 2, axis=0)
+    out = np.repeat(outgoing_rows(arrays, layers[index], layers[index + 1]), 2, axis=0) / 2
+    doubled = replace_layer(arrays, index, rows, outgoing=out, seed=0)
+    assert weight_layers(doubled)[index].width == 2 * layers[index].width
+    torch.testing.assert_close(predictions(chain(), doubled, x), predictions(chain(), arrays, x))
+
+
+def test_the_layer_above_starts_from_seeded_random_weights_of_torchs_scale():
+    arrays = arrays_of(chain())
+    rows = np.ones((7, 17))
+    one, same, other = (replace_layer(arrays, 2, rows, seed=seed) for seed in (3, 3, 4))
+    assert one["8.weight"].shape == (2, 7)
+    assert one["8.weight"].dtype == np.float32
+    np.testing.assert_array_equal(one["8.weight"], same["8.weight"])
+    assert not np.array_equal(one["8.weight"], other["8.weight"])
+    assert 0.5 / np.sqrt(7) < np.abs(one["8.weight"]).max() <= 1 / np.sqrt(7)
+    np.testing.assert_array_equal(one["6.bias"], np.ones(7))
+    np.testing.assert_array_equal(one["0.weight"], arrays["0.weight"])
+
+
+def test_rows_of_another_size_are_refused():
+    with pytest.raises(ValueError, match=r"expected shape \(neurons, 17\), got \(7, 16\)"):
+        replace_layer(arrays_of(chain()), 2, np.ones((7, 16)), seed=0)
+
+
+def test_resizing_says_what_does_not_fit():
+    arrays = arrays_of(chain())
+    with pytest.raises(ValueError, match=r"missing \['0.bias'\]"):
+        resize_model(chain(), {k: v for k, v in arrays.items() if k != "0.bias"})
+    inputs = {**arrays, "0.weight": np.zeros((3, 2, 3, 3), np.float32)}
+    with pytest.raises(ValueError, match=r"size mismatch: '0.weight' has 2 inputs.* has 1"):
+        resize_model(chain(), inputs)
+    outputs = {**arrays, "8.weight": np.zeros((9, 5), np.float32)}
+    with pytest.raises(ValueError, match=r"size mismatch: '8.weight' has 9 outputs.* has 2"):
+        resize_model(chain(), outputs)
+    kernel = {**arrays, "0.weight": np.zeros((3, 1, 5, 5), np.float32)}
+    with pytest.raises(ValueError, match=r"'0.weight' has shape \(3, 1, 5, 5\)"):
+        resize_model(chain(), kernel)
+    grouped = nn.Sequential(nn.Conv2d(2, 2, 1, groups=2), nn.Conv2d(2, 2, 1))
+    wider = arrays_of(nn.Sequential(nn.Conv2d(2, 4, 1, groups=2), nn.Conv2d(4, 2, 1)))
+    with pytest.raises(ValueError, match="without groups"):
+        resize_model(grouped, wider)
+
+
+def test_a_resized_layer_knows_its_own_size():
+    model = resize_model(chain(), replace_layer(arrays_of(chain()), 0, np.ones((9, 10)), seed=0))
+    assert (model[0].out_channels, model[2].in_channels) == (9, 9)
+    model = resize_model(model, replace_layer(arrays_of(model), 2, np.ones((9, 17)), seed=0))
+    assert (model[6].out_features, model[8].in_features) == (9, 9)
+
+
+def test_frozen_layers_get_no_gradients_and_the_others_do():
+    model = chain()
+    freeze_layers(model, 2)
+    model(torch.randn(2, 1, 8, 8)).sum().backward()
+    trained = [name for name, weight in model.named_parameters() if weight.grad is not None]
+    assert trained == ["6.weight", "6.bias", "8.weight", "8.bias"]
+    with pytest.raises(ValueError, match="expected 0 to 3 frozen layers, got 4"):
+        freeze_layers(model, 4)
