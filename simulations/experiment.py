@@ -180,8 +180,8 @@ class Experiment:
         """Return the initial model as the server sends it."""
         return ArrayRecord(self.build_model().state_dict())
 
-    def strategy(self, folder: Path, callbacks: Sequence[Callback]) -> RoundLoop:
-        """Return the strategy, which keeps its checkpoint in `folder`."""
+    def strategy(self, folder: Path | None, callbacks: Sequence[Callback]) -> RoundLoop:
+        """Return the strategy, which keeps its checkpoint in `folder`, if there is one."""
         config = self.config
         target = get_class(config.strategy["_target_"])
         accepted = {setting.name for setting in dataclasses.fields(target)}
@@ -202,7 +202,7 @@ class Experiment:
             seed=config.seed,
             wait_for_nodes=config.nodes,
             checkpoint_dir=folder,
-            resume=True,
+            resume=folder is not None,
             stop_rules=self._stop_rules(),
             callbacks=list(callbacks),
             **{name: value for name, value in offered.items() if name in accepted},

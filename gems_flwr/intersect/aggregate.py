@@ -69,6 +69,7 @@ def aggregate_spaces(
     on_empty: OnEmpty = "least",
     cone_options: ConeOptions | None = None,
     public: Public | None = None,
+    rate: float = 1e-3,
     start: Float | None = None,
     seed: int = 0,
 ) -> Aggregate:
@@ -90,6 +91,8 @@ def aggregate_spaces(
         How the objective of cones is minimised.
     public : Public, optional
         Sample for fine-tuning.
+    rate : float
+        Adam's rate in it; the objective of cones has none.
     start : array, optional
         Where the objective of cones starts from, such as the layer without a late node.
     seed : int
@@ -126,8 +129,9 @@ def aggregate_spaces(
         tuned = tune_cones(cones, public.inputs, public.labels, cone_options, start=found.point)
         return Aggregate(tuned.point, found, epsilon, len(public.labels))
     features = public.inputs.shape[1]
+    classes = found.point.size // (features + 1)
     point = fine_tune_linear(
-        found.point, public.inputs, public.labels, found.point.size // (features + 1), seed=seed
+        found.point, public.inputs, public.labels, classes, rate=rate, seed=seed
     )
     return Aggregate(point, found, epsilon, len(public.labels))
 

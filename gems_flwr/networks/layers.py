@@ -131,10 +131,16 @@ def replace_layer(
         The new neurons, as `neuron_rows` gives them.
     outgoing : array of shape (new width, any), optional
         What they feed to the layer above, as `outgoing_rows` gives it. Left out, the layer
-        above starts from new random weights, uniform within one over the square root of its
-        inputs, as in torch.
+        above starts anew: a hidden layer from random weights, uniform within one over the
+        square root of its inputs, as in torch; the output layer from zero.
     seed : int
-        Source of those.
+        Source of random weights.
+
+    Notes
+    -----
+    The output layer above fixed neurons is a convex problem, which needs no random start, and a
+    random start that all nodes share would survive their average undivided, while what each node
+    learned counts one over their number.
     """
     layers = weight_layers(arrays)
     layer, above = layers[index], layers[index + 1]
@@ -144,7 +150,9 @@ def replace_layer(
     old = arrays[above.weight]
     block = (above.shape[0] // layer.width, *above.shape[1:])
     shape = (above.width, width * block[0], *block[1:])
-    if outgoing is None:
+    if outgoing is None and above is layers[-1]:
+        new = np.zeros(shape)
+    elif outgoing is None:
         bound = 1 / math.sqrt(math.prod(shape[1:]))
         new = np.random.default_rng(seed).uniform(-bound, bound, shape)
     else:
@@ -155,6 +163,8 @@ def replace_layer(
     if layer.bias is not None:
         out[layer.bias] = _like(rows[:, size], arrays[layer.bias])
     out[above.weight] = _like(new, old)
+    if outgoing is None and above is layers[-1] and above.bias is not None:
+        out[above.bias] = np.zeros_like(arrays[above.bias])
     return out
 
 

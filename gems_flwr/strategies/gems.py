@@ -89,6 +89,8 @@ class Gems(RoundLoop):
         Gets the round, returns new initial arrays; needed for ``retrain``.
     tune : int, default 0
         How many public samples to fine-tune on; 0 for none.
+    tune_rate : float, default 0.001
+        Adam's rate for balls and ellipsoids, above 0; the released code has 0.01.
     public : pair of arrays, optional
         Public inputs of the output layer, and their classes; needed for `tune`.
     verify : bool, default False
@@ -121,6 +123,7 @@ class Gems(RoundLoop):
     retrains: int = 3
     initialise: Callable[[int], Arrays] | None = None
     tune: int = 0
+    tune_rate: float = 1e-3
     public: tuple[NDArray, NDArray] | None = None
     verify: bool = False
     layer: str | None = None
@@ -146,6 +149,8 @@ class Gems(RoundLoop):
             raise ValueError("on_empty='retrain' needs space='ball' and initialise")
         if self.retrains < 0 or self.tune < 0:
             raise ValueError("retrains and tune must be at least 0")
+        if not self.tune_rate > 0:
+            raise ValueError(f"tune_rate must be above 0, got {self.tune_rate}")
         if self.tune and (self.public is None or len(self.public[1]) < self.tune):
             have = 0 if self.public is None else len(self.public[1])
             raise ValueError(f"tune={self.tune} needs as many public samples, there are {have}")
@@ -204,6 +209,7 @@ class Gems(RoundLoop):
             on_empty=self.on_empty,
             cone_options=self._cone_options,
             public=self._public(),
+            rate=self.tune_rate,
             seed=self.seed,
         )
         arrays = layer.replace_in(start, found.point)

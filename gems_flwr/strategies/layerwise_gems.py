@@ -9,7 +9,7 @@ Decided here: nodes keep nothing between rounds. Every message carries the whole
 the layers above j at their initial weights (the papers' nodes go on from their own), so a node
 that missed a round, or lost its memory, takes part in the next as if nothing had happened, and
 one seed repeats a run. The layer right above a merged one has other inputs than before and
-starts from new random weights, or from the merged outgoing weights.
+starts anew: see `gems_flwr.networks.replace_layer`.
 """
 
 from __future__ import annotations
@@ -97,6 +97,8 @@ class LayerwiseGems(RoundLoop):
         How many public samples to fine-tune on; 0 for none.
     tune_layers : {"last", "all"}
         What to fine-tune.
+    tune_rate : float, default 0.001
+        Adam's rate, above 0; the released code has 0.01. A cone's last layer has none.
     public_data : pair of arrays, optional
         Public inputs of the network, and their classes; needed for `tune`.
     build_model : callable, optional
@@ -121,6 +123,7 @@ class LayerwiseGems(RoundLoop):
     output: Mapping[str, Any] = field(default_factory=dict)
     tune: int = 0
     tune_layers: Literal["last", "all"] = "last"
+    tune_rate: float = 1e-3
     public_data: tuple[NDArray, NDArray] | None = None
     build_model: Callable[[], nn.Module] | None = None
     verify: bool = False
@@ -134,6 +137,7 @@ class LayerwiseGems(RoundLoop):
             "clusters": (self.clusters >= 1, "at least 1"),
             "max_hidden": (min(_listed(self.max_hidden) or [1]) >= 1, "at least 1, or none"),
             "tune": (self.tune >= 0, "at least 0"),
+            "tune_rate": (self.tune_rate > 0, "above 0"),
             "tune_layers": (self.tune_layers in ("last", "all"), "'last' or 'all'"),
         }
         for name, (holds, allowed) in rules.items():
@@ -281,7 +285,8 @@ class LayerwiseGems(RoundLoop):
             options["ridge"] = HEAD_RIDGE
         options |= {key: value for key, value in self.output.items() if value is not None}
         if arrays is not None and self.tune and self.tune_layers == "last":
-            options |= {"tune": self.tune, "public": self._public_inputs(arrays)}
+            options |= {"tune": self.tune, "tune_rate": self.tune_rate}
+            options["public"] = self._public_inputs(arrays)
         return Gems(
             space=self.head,
             verify=self.verify,
@@ -303,7 +308,8 @@ class LayerwiseGems(RoundLoop):
     def _tune_all(self, arrays: Arrays) -> Arrays:
         assert self.build_model is not None
         model = resize_model(self.build_model(), arrays)
-        fine_tune_network(model, *self._public(), seed=derive_seed(self.seed, "tune"))
+        seed = derive_seed(self.seed, "tune")
+        fine_tune_network(model, *self._public(), rate=self.tune_rate, seed=seed)
         return wire.to_numpy(ArrayRecord(model.state_dict()))
 
     def _public(self) -> tuple[torch.Tensor, torch.Tensor]:

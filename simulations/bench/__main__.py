@@ -1,4 +1,6 @@
-"""``make bench``, or ``python -m simulations.bench [messages] [spaces] [neurons] [--quick]``."""
+"""``make bench``, or ``python -m simulations.bench [messages] [spaces] [neurons] [merging]
+[--quick]``.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,14 @@ import sys
 
 from rich.console import Console
 
-from simulations.bench import messages, neurons, spaces
+from simulations.bench import merging, messages, neurons, spaces
 
-PARTS = {"messages": messages.report, "spaces": spaces.report, "neurons": neurons.report}
+PARTS = {
+    "messages": messages.report,
+    "spaces": spaces.report,
+    "neurons": neurons.report,
+    "merging": merging.report,
+}
 
 
 def main() -> int:

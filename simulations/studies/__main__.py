@@ -1,4 +1,4 @@
-"""``python -m simulations.studies honest_radii|tuning [overrides]``.
+"""``python -m simulations.studies honest_radii|tuning|layer_size [overrides]``.
 
 Overrides are those of ``python -m simulations.run``; data set, partition, nodes and seed count.
 """
@@ -15,9 +15,13 @@ from rich.console import Console
 from gems_flwr.errors import GemsError
 from simulations.config import explain
 from simulations.data import MissingDataError
-from simulations.studies import honest_radii, tuning
+from simulations.studies import honest_radii, layer_size, tuning
 
-STUDIES = {"honest_radii": honest_radii.run, "tuning": tuning.run}
+STUDIES = {
+    "honest_radii": honest_radii.run,
+    "tuning": tuning.run,
+    "layer_size": layer_size.run,
+}
 
 
 def main() -> int:

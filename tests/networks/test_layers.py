@@ -90,17 +90,25 @@ def test_a_neuron_twice_with_half_its_outgoing_weights_is_the_same_network(index
     torch.testing.assert_close(predictions(chain(), doubled, x), predictions(chain(), arrays, x))
 
 
-def test_the_layer_above_starts_from_seeded_random_weights_of_torchs_scale():
+def test_a_hidden_layer_above_starts_from_seeded_random_weights_of_torchs_scale():
     arrays = arrays_of(chain())
-    rows = np.ones((7, 17))
-    one, same, other = (replace_layer(arrays, 2, rows, seed=seed) for seed in (3, 3, 4))
-    assert one["8.weight"].shape == (2, 7)
-    assert one["8.weight"].dtype == np.float32
-    np.testing.assert_array_equal(one["8.weight"], same["8.weight"])
-    assert not np.array_equal(one["8.weight"], other["8.weight"])
-    assert 0.5 / np.sqrt(7) < np.abs(one["8.weight"]).max() <= 1 / np.sqrt(7)
-    np.testing.assert_array_equal(one["6.bias"], np.ones(7))
+    rows = np.ones((7, 27))
+    one, same, other = (replace_layer(arrays, 1, rows, seed=seed) for seed in (3, 3, 4))
+    assert one["6.weight"].shape == (5, 28)
+    assert one["6.weight"].dtype == np.float32
+    np.testing.assert_array_equal(one["6.weight"], same["6.weight"])
+    assert not np.array_equal(one["6.weight"], other["6.weight"])
+    assert 0.5 / np.sqrt(28) < np.abs(one["6.weight"]).max() <= 1 / np.sqrt(28)
+    np.testing.assert_array_equal(one["2.weight"], np.ones((7, 3, 3, 3)))
     np.testing.assert_array_equal(one["0.weight"], arrays["0.weight"])
+
+
+def test_the_output_layer_above_starts_from_zero():
+    arrays = arrays_of(chain())
+    one = replace_layer(arrays, 2, np.ones((7, 17)), seed=3)
+    np.testing.assert_array_equal(one["8.weight"], np.zeros((2, 7)))
+    np.testing.assert_array_equal(one["8.bias"], np.zeros(2))
+    np.testing.assert_array_equal(one["6.bias"], np.ones(7))
 
 
 def test_rows_of_another_size_are_refused():
