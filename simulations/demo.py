@@ -27,6 +27,12 @@ METHODS = {
     "gems (ball)": ["strategy=gems", "strategy.space=ball", "strategy.epsilon=0.4"],
     "gems (cone)": ["strategy=gems", "strategy.verify=true"],
     "gems (cone, rank 5)": ["strategy=gems", "strategy.rank=5"],
+    "gems, layer by layer": [
+        "strategy=gems_layerwise",
+        "model=mlp",
+        "strategy.merge=verified",
+        "train.epochs=10",
+    ],
     "fedavg": ["strategy=fedavg", "rounds=30", "train.epochs=5"],
 }
 SEEDS = (0, 1, 2)

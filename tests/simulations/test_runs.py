@@ -234,8 +234,9 @@ def test_a_process_that_is_killed_or_interrupted_goes_on_where_it_was(tmp_path, 
         ["model=mlp", "rounds=2", "strategy.fraction_train=0.6"],
         ["strategy=gems", "strategy.space=ball", "train.epochs=3", "strategy.verify=true"],
         ["strategy=gems", "strategy.rank=5", "strategy.clusters=2"],
+        ["strategy=gems_layerwise", "model=mlp", "train.epochs=3", "train.subclasses=3"],
     ],
-    ids=["fedavg", "gems-ball", "gems-cone"],
+    ids=["fedavg", "gems-ball", "gems-cone", "gems-layerwise"],
 )
 def test_both_backends_give_the_same_numbers_to_the_last_digit(tmp_path, overrides):
     for backend in ("inprocess", "ray"):

@@ -5,7 +5,7 @@ import json
 import pytest
 from rich.console import Console
 
-from simulations.studies import honest_radii, tuning
+from simulations.studies import honest_radii, layer_size, tuning
 
 QUIET = Console(quiet=True)
 
@@ -35,3 +35,19 @@ def test_public_data_never_harms_the_cone_and_alone_is_worse(tmp_path, monkeypat
             cone = result["curves"]["cone, joint objective"][rate][size][0]
             assert cone > result["curves"]["public sample alone"][rate][size][0]
             assert cone >= result["untuned"]["cone, joint objective"][0] - 0.01
+
+
+@pytest.mark.slow
+def test_more_neurons_are_better_and_less_than_an_ensemble_suffices(tmp_path, monkeypatch):
+    settings = (layer_size.Setting("kmeans", 10), layer_size.Setting("concat"))
+    monkeypatch.setattr(layer_size, "SEEDS", (0,))
+    monkeypatch.setattr(layer_size, "SETTINGS", settings)
+    options = ["train.epochs=15", "train.patience=null", "strategy.output.epsilon=0.5"]
+    figure = layer_size.run(options, tmp_path, QUIET)
+    assert figure.stat().st_size > 10_000
+    rows = json.loads(figure.with_suffix(".json").read_text())
+    small, large = (rows[str(setting)] for setting in settings)
+    assert small["hidden"][0] <= 250 / 4
+    assert large["hidden"] == rows["ensemble, majority vote"]["hidden"] == [250]
+    assert small["cone"] < large["cone"]
+    assert large["cone"] > rows["ensemble, softmax mean"]["ensemble"]
