@@ -162,12 +162,24 @@ def variant_of(config: RunConfig) -> str:
     values = asdict(config)
     changed = []
     for section, options in defaults.items():
-        now = values[section] if section else values
+        now = _flat(values[section] if section else values)
         prefix = "" if section in ("strategy", "") else f"{section}."
         changed += [
-            f"{prefix}{key}={now[key]}" for key, default in options.items() if now[key] != default
+            f"{prefix}{key}={now[key]}"
+            for key, default in _flat(options).items()
+            if now[key] != default
         ]
     return " ".join(changed)
+
+
+def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested options by dotted names."""
+    flat: dict[str, Any] = {}
+    for key, value in options.items():
+        flat |= (
+            _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        )
+    return flat
 
 
 def compose_config(overrides: Sequence[str]) -> RunConfig:

@@ -188,6 +188,11 @@ def test_a_config_as_it_stands_in_the_files_is_no_variant(strategy):
     assert variant_of(compose_config([f"strategy={strategy}"])) == ""
 
 
+def test_nested_options_are_named_with_their_section():
+    config = compose_config(["strategy=gems_layerwise", "strategy.output.rank=20"])
+    assert variant_of(config) == "output.rank=20"
+
+
 def test_initial_weights_depend_on_the_seed_alone():
     def weights(seed):
         torch.manual_seed(123 + seed)
