@@ -43,8 +43,8 @@ from gems_flwr.runtime.seeding import derive_seed
 from gems_flwr.spaces import NeuronBalls
 from gems_flwr.strategies.exchange import Answer
 from gems_flwr.strategies.gems import Gems, Kind
-from gems_flwr.strategies.loop import EvaluateFn, RoundLoop
-from gems_flwr.strategies.records import RoundOutcome, RunResult, ServerState
+from gems_flwr.strategies.loop import RoundLoop
+from gems_flwr.strategies.records import RoundOutcome, ServerState
 from gems_flwr.tuning import fine_tune_network
 
 # The papers' epsilon for the last layer of a network on MNIST; see `Gems` for cones.
@@ -163,25 +163,13 @@ class LayerwiseGems(RoundLoop):
         """As many as the network has layers."""
         return self._hidden + 1
 
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: EvaluateFn | None = None,
-    ) -> RunResult:
-        """Run the strategy; see `RoundLoop.start`. The rounds are those that the network needs."""
-        self._hidden = len(weight_layers(wire.to_numpy(initial_arrays))) - 1
+    def prepare(self, initial: Arrays) -> None:
+        """Count the layers of the network."""
+        self._hidden = len(weight_layers(initial)) - 1
         for name in ("epsilon_hidden", "max_hidden"):
             given = getattr(self, name)
             if isinstance(given, Sequence) and len(given) != self._hidden:
                 raise ValueError(f"{name} has {len(given)} values for {self._hidden} hidden layers")
-        return super().start(
-            grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
-        )
 
     def request(self, layer: int) -> NeuronRequest:
         """Return what nodes are asked for in the round of a hidden layer."""

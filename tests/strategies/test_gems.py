@@ -8,6 +8,7 @@ import torch
 from conftest import record_equal
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from helpers_blobs import CENTERS, CLASSES, FEATURES, TEST, blobs
 from safetensors.numpy import load_file
 from torch import nn
 
@@ -19,21 +20,6 @@ from gems_flwr.intersect import EmptyIntersectionError
 from gems_flwr.runtime import InProcessGrid, MeteredGrid
 from gems_flwr.spaces import load_space
 from gems_flwr.strategies import FedAvg, Gems
-
-CLASSES, FEATURES = 4, 6
-CENTERS = np.random.default_rng(7).normal(size=(CLASSES, FEATURES)) * 3
-
-
-def blobs(labels, per_class=60, seed=0):
-    """Gaussian clouds around the class centres."""
-    rng = np.random.default_rng(seed)
-    y = np.repeat(labels, per_class)
-    x = CENTERS[y] + rng.normal(size=(len(y), FEATURES))
-    return torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y)
-
-
-TEST = blobs(range(CLASSES), 200, seed=99)
-
 
 def fit(weight, bias, x, y, steps=200):
     """Plain gradient descent; returns new arrays."""

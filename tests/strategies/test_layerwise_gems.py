@@ -9,6 +9,7 @@ import torch
 from conftest import record_equal
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from helpers_blobs import CLASSES, FEATURES, TEST, blobs
 from torch import nn
 
 from gems_flwr import wire
@@ -17,21 +18,6 @@ from gems_flwr.errors import RoundFailedError
 from gems_flwr.networks import freeze_layers, neuron_rows, resize_model, weight_layers
 from gems_flwr.runtime import InProcessGrid, MeteredGrid
 from gems_flwr.strategies import LayerwiseGems
-
-CLASSES, FEATURES = 4, 6
-CENTERS = np.random.default_rng(7).normal(size=(CLASSES, FEATURES)) * 3
-
-
-def blobs(labels, per_class=60, seed=0):
-    """Gaussian clouds around the class centres."""
-    rng = np.random.default_rng(seed)
-    y = np.repeat(labels, per_class)
-    x = CENTERS[y] + rng.normal(size=(len(y), FEATURES))
-    return torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y)
-
-
-TEST = blobs(range(CLASSES), 200, seed=99)
-
 
 def network(hidden=(8, 5), seed=0):
     torch.manual_seed(seed)
