@@ -9,7 +9,8 @@ instruction     ``arrays`` (ArrayRecord), ``config`` (ConfigRecord with
 reply to train  one ArrayRecord, one MetricRecord with ``num-examples``
 reply to        one MetricRecord with ``num-examples``
 evaluate
-reply to train  with a space instead of a model where ``config`` asked for one
+reply to train  with a space instead of a model where ``config`` asked for one,
+                without a model where the local model may stay where it is
 any reply       optionally ``node`` (ConfigRecord with ``name``), by which
                 replies are ordered and failures are named
 ==============  =================================================================
@@ -22,14 +23,34 @@ from gems_flwr.wire.arrays import (
     to_numpy,
     to_record,
 )
+from gems_flwr.wire.dynamic import (
+    AveragingReply,
+    AveragingRequest,
+    ask_for_averaging,
+    pack_averaging_reply,
+    pack_needs_model,
+    put_local_model,
+    requested_averaging,
+    take_new_models,
+    unpack_averaging_reply,
+)
 from gems_flwr.wire.keys import (
     ARRAYS,
+    BATCHES,
     CONFIG,
+    CORRECT_SHARE_SUM,
     EVALUATE,
     INTRODUCE,
+    LOCAL_METRICS,
+    LOCAL_MODEL,
+    LOCAL_NOTES,
+    LOCAL_REFERENCE,
+    LOSS_SUM,
+    NUM_EXAMPLES,
     RUN_SEED,
     SERVER_ROUND,
     SHARE_EXAMPLES,
+    TASK_MEMORY,
     TRAIN,
 )
 from gems_flwr.wire.replies import (
@@ -65,32 +86,50 @@ from gems_flwr.wire.spaces import (
 
 __all__ = [
     "ARRAYS",
+    "BATCHES",
     "CONFIG",
+    "CORRECT_SHARE_SUM",
     "EVALUATE",
     "INTRODUCE",
+    "LOCAL_METRICS",
+    "LOCAL_MODEL",
+    "LOCAL_NOTES",
+    "LOCAL_REFERENCE",
+    "LOSS_SUM",
+    "NUM_EXAMPLES",
     "RUN_SEED",
     "SERVER_ROUND",
     "SHARE_EXAMPLES",
+    "TASK_MEMORY",
     "TRAIN",
+    "AveragingReply",
+    "AveragingRequest",
     "ExamplesReply",
     "MetricsReply",
     "ModelReply",
     "NodeSpace",
+    "ask_for_averaging",
     "ask_for_score",
     "ask_for_space",
     "instruction_config",
     "instruction_round",
+    "pack_averaging_reply",
     "pack_examples_reply",
     "pack_instruction",
     "pack_metrics_reply",
     "pack_model_reply",
     "pack_name",
+    "pack_needs_model",
     "pack_score_reply",
     "pack_space_reply",
     "payload_bytes",
+    "put_local_model",
+    "requested_averaging",
     "requested_space",
+    "take_new_models",
     "to_numpy",
     "to_record",
+    "unpack_averaging_reply",
     "unpack_examples_reply",
     "unpack_metrics_reply",
     "unpack_model_reply",

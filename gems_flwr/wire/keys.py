@@ -26,3 +26,18 @@ SPACE_REQUEST = "space-request"
 VERIFY = "verify"
 SCORE = "score"
 CURVE = "curve"
+
+AVERAGING = "averaging"
+REFERENCE = "reference"
+SQUARED_DISTANCE = "squared-distance"
+LOSS_SUM = "loss-sum"
+CORRECT_SHARE_SUM = "correct-share-sum"
+BATCHES = "batches"
+NEEDS_MODEL = "needs-model"
+
+# Where a node keeps what it must not forget between messages.
+LOCAL_MODEL = "averaging-local-model"
+LOCAL_REFERENCE = "averaging-reference"
+LOCAL_NOTES = "averaging-notes"
+LOCAL_METRICS = "averaging-metrics"
+TASK_MEMORY = "task-memory"
