@@ -23,6 +23,7 @@ from gems_flwr.client.layer_inputs import LayerReader
 from gems_flwr.runtime.seeding import derive_seed
 from gems_flwr.strategies import (
     Callback,
+    LocalLearners,
     PatienceExhausted,
     RoundLoop,
     StopRule,
@@ -31,6 +32,7 @@ from gems_flwr.strategies import (
 )
 from simulations.config import ConfigError, RunConfig
 from simulations.data import Dataset, Examples, split_validation
+from simulations.streams import BatchSource, learn
 from simulations.training import fit, probabilities, tensors
 
 
@@ -86,6 +88,26 @@ class Experiment:
         train, validation = split_validation(examples.labels, self.config.validation, seed)
         return Share(examples.take(train), examples.take(validation))
 
+    @functools.cached_property
+    def stream(self) -> BatchSource:
+        """The nodes' streams, where the config has them."""
+        config = self.config
+        return BatchSource(
+            self.dataset,
+            [share.train for share in self.shares],
+            config.stream,
+            batch_size=config.train_options.batch_size,
+            seed=derive_seed(config.seed, "stream"),
+        )
+
+    def drift_rounds(self) -> list[int]:
+        """Return the rounds of the run in which the concept changes."""
+        batches = self.config.stream.batches_per_round
+        if batches is None:
+            return []
+        drifts = self.stream.drift.rounds(self.config.rounds * batches)
+        return [(each - 1) // batches + 1 for each in drifts]
+
     def label_counts(self) -> dict[str, Any]:
         """Return how many examples of each class every node has, for reports."""
         classes = self.dataset.classes
@@ -131,6 +153,23 @@ class Experiment:
             scale=self.dataset.scale,
             options=self.config.train_options,
             seed=seed,
+            device=backend.device,
+            threads=backend.threads,
+        )
+
+    def learn(
+        self, model: nn.Module, nodes: Sequence[int], server_round: int, seed: int, memory: Arrays
+    ) -> tuple[int, dict[str, float], Arrays]:
+        """Train a model in place on what nodes see in a round; see `simulations.streams.learn`."""
+        backend, count = self.config.backend, self.config.stream.batches_per_round or 1
+        first = (server_round - 1) * count + 1
+        return learn(
+            model,
+            (self.stream.batch(n, t) for t in range(first, first + count) for n in nodes),
+            scale=self.dataset.scale,
+            options=self.config.train_options,
+            seed=seed,
+            memory=memory,
             device=backend.device,
             threads=backend.threads,
         )
@@ -184,7 +223,11 @@ class Experiment:
             "fit": self._fit_pooled,
             "input_shape": self.dataset.input_shape,
             "initialise": self._initialise,
+            "learn": self._learn_serially,
         }
+        if "buffers" in accepted:
+            floats = (n for n, b in self._initial_model.named_buffers() if b.is_floating_point())
+            offered["buffers"] = tuple(floats)
         if config.strategy.get("tune"):
             offered["public"] = self.output_inputs(self.dataset.public)
         strategy = self._build(
@@ -199,6 +242,11 @@ class Experiment:
         )
         assert isinstance(strategy, RoundLoop)
         return strategy
+
+    @property
+    def keeps_models_on_nodes(self) -> bool:
+        """Whether a run goes on only with the nodes that it began with."""
+        return issubclass(get_class(self.config.strategy["_target_"]), LocalLearners)
 
     def _stop_rules(self) -> list[StopRule]:
         stop = self.config.stop
@@ -219,9 +267,25 @@ class Experiment:
         self.fit(model, Examples(features, labels), seed)
         return wire.to_numpy(ArrayRecord(model.state_dict()))
 
-    def evaluate(self, strategy: RoundLoop, arrays: ArrayRecord) -> MetricRecord:
-        """Score a strategy's arrays on the test set."""
+    def _learn_serially(
+        self, server_round: int, arrays: Arrays, memory: Arrays
+    ) -> tuple[Arrays, Arrays, Mapping[str, float]]:
+        model = self.build_model()
+        load_arrays(model, arrays)
+        nodes, seed = (
+            range(self.config.nodes),
+            derive_seed(self.config.seed, "serial", server_round),
+        )
+        _, metrics, memory = self.learn(model, nodes, server_round, seed, memory)
+        return wire.to_numpy(ArrayRecord(model.state_dict())), memory, metrics
+
+    def evaluate(
+        self, strategy: RoundLoop, arrays: ArrayRecord, server_round: int = 0
+    ) -> MetricRecord:
+        """Score a strategy's arrays on the test set, as it is in a round where concepts drift."""
         test = self.dataset.test
+        if batches := self.config.stream.batches_per_round:
+            test = self.stream.test(max(1, server_round * batches))
         members = []
         for member in split_members(wire.to_numpy(arrays)).values():
             model = self.build_model()
@@ -246,6 +310,7 @@ class NodeTask(Task):
         self._experiment = experiment
         self._node = node
         self._share = experiment.shares[node]
+        self._memory: Arrays = {}
 
     def build_model(self) -> nn.Module:
         """Return the experiment's model."""
@@ -253,11 +318,31 @@ class NodeTask(Task):
 
     def train(self, model: nn.Module, *, seed: int, config: Mapping[str, Any]) -> Report:
         """Train on the node's training part."""
+        if self._experiment.config.stream.is_on:
+            return self._learn(model, seed, int(config.get(wire.SERVER_ROUND, 1)))
         if self._experiment.config.own_initial_weights and config.get(wire.SERVER_ROUND, 1) == 1:
             own = self._experiment.new_model("node", self._node)
             model.load_state_dict(own.state_dict())
         metrics = self._experiment.fit(model, self._share.train, seed)
         return Report(len(self._share.train), metrics)
+
+    def _learn(self, model: nn.Module, seed: int, server_round: int) -> Report:
+        """Learn from the node's stream."""
+        noise = self._experiment.config.stream.initial_noise
+        if server_round == 1 and noise:
+            add_noise(model, noise, seed)
+        examples, metrics, self._memory = self._experiment.learn(
+            model, [self._node], server_round, seed, self._memory
+        )
+        return Report(examples, metrics)
+
+    def recall(self, memory: Arrays) -> None:
+        """Take back the optimiser's state."""
+        self._memory = memory
+
+    def remember(self) -> Arrays:
+        """Return the optimiser's state."""
+        return self._memory
 
     def evaluate(self, model: nn.Module, *, config: Mapping[str, Any]) -> Report:
         """Score on the node's validation part."""
@@ -283,6 +368,19 @@ class NodeTask(Task):
 def load_arrays(model: nn.Module, arrays: Arrays) -> None:
     """Load numpy arrays into a model; names and shapes must match."""
     model.load_state_dict({name: torch.from_numpy(a.copy()) for name, a in arrays.items()})
+
+
+def add_noise(model: nn.Module, scale: float, seed: int) -> None:
+    """Add Gaussian noise to every weight, relative to the spread of its own array.
+
+    The spread of freshly drawn weights is the scale of their initialisation (Glorot's, or torch's),
+    which is what Kamp et al. 2018, Appendix A.7, measure noise by.
+    """
+    draws = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            spread = float(weight.std()) if weight.numel() > 1 else float(weight.abs())
+            weight.add_(torch.randn(weight.shape, generator=draws), alpha=scale * spread)
 
 
 @functools.lru_cache(maxsize=4)

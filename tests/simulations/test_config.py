@@ -37,15 +37,17 @@ def test_every_config_there_is_composes(group, option):
 
 
 def test_the_promised_names_are_there():
+    assert {"dynamic", "periodic", "nosync", "serial"} <= set(options("strategy"))
     assert {"fedavg", "one_shot_average", "ensemble", "local", "global"} <= set(options("strategy"))
     assert options("partition") == ["dirichlet", "iid", "labels", "quantity", "shards"]
-    assert options("backend") == ["inprocess", "ray", "ray_gpu"]
+    assert options("backend") == ["inprocess", "lockstep", "ray", "ray_gpu"]
     assert options("model") == ["cnn", "lenet", "logistic", "mlp"]
     assert options("dataset") == [
         "cifar10",
         "cifar10_features",
         "digits",
         "fashion_mnist",
+        "graphical",
         "ham10000",
         "ham10000_features",
         "mnist",
@@ -89,7 +91,7 @@ def test_a_model_that_does_not_fit_the_data_is_the_configs_fault():
 
 
 @pytest.mark.parametrize(
-    "dataset", [d for d in options("dataset") if d not in ("digits",)], ids=lambda v: v
+    "dataset", [d for d in options("dataset") if d not in ("digits", "graphical")], ids=lambda v: v
 )
 def test_missing_data_is_said_with_what_to_put_where(dataset, tmp_path):
     experiment = Experiment(compose_config([f"dataset={dataset}", f"data_dir={tmp_path}"]))
