@@ -1,4 +1,4 @@
-"""``python -m simulations.studies honest_radii|tuning [overrides]``.
+"""``python -m simulations.studies frontiers|honest_radii|tuning [overrides]``.
 
 Overrides are those of ``python -m simulations.run``; data set, partition, nodes and seed count.
 """
@@ -15,9 +15,13 @@ from rich.console import Console
 from gems_flwr.errors import GemsError
 from simulations.config import explain
 from simulations.data import MissingDataError
-from simulations.studies import honest_radii, tuning
+from simulations.studies import frontiers, honest_radii, tuning
 
-STUDIES = {"honest_radii": honest_radii.run, "tuning": tuning.run}
+STUDIES = {
+    "frontiers": frontiers.run_all,
+    "honest_radii": honest_radii.run,
+    "tuning": tuning.run,
+}
 
 
 def main() -> int:

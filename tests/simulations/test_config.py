@@ -36,6 +36,16 @@ def test_every_config_there_is_composes(group, option):
     assert RunConfig.from_json(config.to_json()) == config
 
 
+@pytest.mark.parametrize("experiment", options("experiment"))
+def test_every_experiment_composes_with_every_protocol_of_local_learners(experiment):
+    for strategy in ("dynamic", "periodic", "nosync", "serial"):
+        config = compose_config([f"experiment={experiment}", f"strategy={strategy}"])
+        assert config.stream.is_on
+        assert config.names["strategy"] == strategy
+        # An experiment has the last word on the number of rounds.
+        assert config.rounds == config.evaluate_every
+
+
 def test_the_promised_names_are_there():
     assert {"dynamic", "periodic", "nosync", "serial"} <= set(options("strategy"))
     assert {"fedavg", "one_shot_average", "ensemble", "local", "global"} <= set(options("strategy"))

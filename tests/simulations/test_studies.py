@@ -5,7 +5,7 @@ import json
 import pytest
 from rich.console import Console
 
-from simulations.studies import honest_radii, tuning
+from simulations.studies import frontiers, honest_radii, tuning
 
 QUIET = Console(quiet=True)
 
@@ -35,3 +35,36 @@ def test_public_data_never_harms_the_cone_and_alone_is_worse(tmp_path, monkeypat
             cone = result["curves"]["cone, joint objective"][rate][size][0]
             assert cone > result["curves"]["public sample alone"][rate][size][0]
             assert cone >= result["untuned"]["cone, joint objective"][0] - 0.01
+
+
+def test_frontiers_compare_bytes_at_equal_loss(tmp_path, monkeypatch):
+    """A quick look at two protocols, and the interpolation by hand.
+
+    Between (loss 1, 100 bytes) and (loss 3, 10,000 bytes) lies (2, √(100 · 10,000) = 1,000).
+    """
+    chosen = [p for p in frontiers.protocols() if p[1] in ("periodic b=4", "dynamic Δ=0.7")]
+    monkeypatch.setattr(frontiers, "protocols", lambda: chosen)
+    small = ["nodes=3", "rounds=12", "stream.drift.rounds=[8]", "dataset=graphical"]
+    page = frontiers.run_all(["backend=lockstep", *small], tmp_path, QUIET)
+    assert page.stat().st_size > 1000
+    outcomes = [
+        frontiers.Outcome("periodic", "", loss, size, 0, None)
+        for loss, size in ((1.0, 100), (3.0, 10_000))
+    ]
+    assert frontiers.equal_loss_bytes(outcomes, 2.0) == pytest.approx(1000)
+    assert frontiers.equal_loss_bytes(outcomes, 4.0) is None
+
+
+def test_a_burst_is_what_is_sent_after_a_drift_beside_quiet_times(tmp_path):
+    """Rounds 100 … 149 send 8 bytes each, all others 2: four times as much."""
+    lines = [
+        {
+            "round": r,
+            "bytes_up": 4 if 100 <= r < 150 else 1,
+            "bytes_down": 4 if 100 <= r < 150 else 1,
+        }
+        for r in range(300)
+    ]
+    (tmp_path / "rounds.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert frontiers.burst(tmp_path, [100]) == pytest.approx(4)
+    assert frontiers.burst(tmp_path, []) is None
