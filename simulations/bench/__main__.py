@@ -1,4 +1,4 @@
-"""``make bench``, or ``python -m simulations.bench [messages] [spaces] [--quick]``."""
+"""``make bench``, or ``python -m simulations.bench [messages] [spaces] [averaging] [--quick]``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import sys
 
 from rich.console import Console
 
-from simulations.bench import messages, spaces
+from simulations.bench import averaging, messages, spaces
 
-PARTS = {"messages": messages.report, "spaces": spaces.report}
+PARTS = {"messages": messages.report, "spaces": spaces.report, "averaging": averaging.report}
 
 
 def main() -> int:

@@ -22,7 +22,7 @@ from simulations.config import RunConfig, compose_config
 from simulations.report.build import build_report
 from simulations.run import run
 
-PERIODS = (16, 8, 4, 64, 2, 32, 1)
+PERIODS = (16, 4, 64, 8, 2, 32, 1)
 THRESHOLDS = (0.7, 0.3, 1.5, 0.1, 3.0)
 FRACTIONS = (0.3, 0.5, 0.7)
 # How long after a drift communication counts as a reaction to it.
@@ -43,29 +43,39 @@ class Outcome:
 
 def protocols() -> list[tuple[str, str, list[str]]]:
     """Return family, label and overrides of every protocol, those that tell most first."""
-    periodic = [("periodic", f"periodic b={b}", [f"strategy.b={b}"]) for b in PERIODS]
-    fedavg = [
-        ("fedavg", f"fedavg C={c}", ["strategy.b=5", f"strategy.fraction={c}"]) for c in FRACTIONS
-    ]
     variants = {
+        "dynamic total": ["strategy.condition=total", "strategy.augmentation=all"],
         "dynamic": [],
         "dynamic all": ["strategy.augmentation=all"],
-        "dynamic total": ["strategy.condition=total", "strategy.augmentation=all"],
     }
-    dynamic = [
-        (family, f"{family} Δ={delta}", [f"strategy.delta={delta}", *options])
-        for delta in THRESHOLDS
-        for family, options in variants.items()
+    periodic = [
+        ("periodic", f"periodic b={b}", ["strategy=periodic", f"strategy.b={b}"]) for b in PERIODS
     ]
-    alone = [("nosync", "nosync", ["strategy.report_every=50"])]
-    listed = [(f, label, ["strategy=periodic", *o]) for f, label, o in periodic[:3]]
-    listed += [(f, label, ["strategy=dynamic", *o]) for f, label, o in dynamic[:6]]
-    listed += [(f, label, ["strategy=periodic", *o]) for f, label, o in [*periodic[3:6], *fedavg]]
-    listed += [(f, label, ["strategy=nosync", *o]) for f, label, o in alone]
-    listed += [(f, label, ["strategy=dynamic", *o]) for f, label, o in dynamic[6:]]
-    listed += [("serial", "serial", ["strategy=serial"])]
-    listed += [(f, label, ["strategy=periodic", *o]) for f, label, o in periodic[6:]]
-    return listed
+    dynamic = {
+        family: [
+            (family, f"{family} Δ={d}", ["strategy=dynamic", f"strategy.delta={d}", *options])
+            for d in THRESHOLDS
+        ]
+        for family, options in variants.items()
+    }
+    fedavg = [
+        (
+            "fedavg",
+            f"fedavg C={c}",
+            ["strategy=periodic", "strategy.b=5", f"strategy.fraction={c}"],
+        )
+        for c in FRACTIONS
+    ]
+    first = [
+        pair
+        for row in zip(periodic, dynamic["dynamic total"], dynamic["dynamic"], strict=False)
+        for pair in row
+    ]
+    alone = [
+        ("nosync", "nosync", ["strategy=nosync", "strategy.report_every=50"]),
+        ("serial", "serial", ["strategy=serial"]),
+    ]
+    return [*first, *fedavg, *alone, *dynamic["dynamic all"], *periodic[len(THRESHOLDS) :]]
 
 
 def run_all(overrides: Sequence[str], output: Path, console: Console) -> Path:
