@@ -118,7 +118,9 @@ def test_a_new_graphical_model_is_another_concept_that_can_be_learned():
     first = rule(draws[0])
     assert accuracy(first, dataset.test) > 0.8
     assert accuracy(rule(draws[1]), draws[1]) > 0.8
-    assert abs(accuracy(first, draws[1]) - 0.5) < 0.3
+    # Some hidden variables keep their sign by chance, so the old rule is not always worthless.
+    others = [dataset.draw(c, 2000, np.random.default_rng(c)) for c in range(1, 9)]
+    assert 0.3 < np.mean([accuracy(first, each) for each in others]) < 0.7
 
 
 def test_a_stream_of_a_graphical_model_never_repeats_and_drifts_with_its_test_set():
