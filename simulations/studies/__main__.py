@@ -1,4 +1,4 @@
-"""``python -m simulations.studies frontiers|honest_radii|tuning [overrides]``.
+"""``python -m simulations.studies frontiers|honest_radii|initialisation|tuning [overrides]``.
 
 Overrides are those of ``python -m simulations.run``; data set, partition, nodes and seed count.
 """
@@ -15,11 +15,12 @@ from rich.console import Console
 from gems_flwr.errors import GemsError
 from simulations.config import explain
 from simulations.data import MissingDataError
-from simulations.studies import frontiers, honest_radii, tuning
+from simulations.studies import frontiers, honest_radii, initialisation, tuning
 
 STUDIES = {
     "frontiers": frontiers.run_all,
     "honest_radii": honest_radii.run,
+    "initialisation": initialisation.run_all,
     "tuning": tuning.run,
 }
 

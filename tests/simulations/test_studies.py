@@ -5,7 +5,7 @@ import json
 import pytest
 from rich.console import Console
 
-from simulations.studies import frontiers, honest_radii, tuning
+from simulations.studies import frontiers, honest_radii, initialisation, tuning
 
 QUIET = Console(quiet=True)
 
@@ -68,3 +68,15 @@ def test_a_burst_is_what_is_sent_after_a_drift_beside_quiet_times(tmp_path):
     (tmp_path / "rounds.jsonl").write_text("\n".join(map(json.dumps, lines)))
     assert frontiers.burst(tmp_path, [100]) == pytest.approx(4)
     assert frontiers.burst(tmp_path, []) is None
+
+
+def test_strongly_different_beginnings_break_averaging(tmp_path, monkeypatch):
+    """The claim of Figure A.8, on digits: ε = 1 is harmless, ε = 20 costs accuracy."""
+    monkeypatch.setattr(initialisation, "NOISES", (0.0, 1.0, 20.0))
+    monkeypatch.setattr(initialisation, "PERIODS", (1, 10))
+    small = ["dataset=digits", "nodes=4", "rounds=30"]
+    figure = initialisation.run_all(small, tmp_path, QUIET)
+    assert figure.stat().st_size > 10_000
+    found = json.loads(figure.with_suffix(".json").read_text())["periodic"]
+    assert found["1"]["1"] > 0.8 * found["0"]["1"]
+    assert found["20"]["10"] < 0.95 * found["0"]["1"]
