@@ -1,7 +1,8 @@
 """Where the nodes of a simulation run.
 
 ``inprocess`` is embedded and starts at once; ``ray`` is Flower's simulation engine. Both run
-the same apps, so one seed gives the same numbers on either.
+the same apps, so one seed gives the same numbers on either. ``lockstep`` has no apps: it trains
+the small models of many nodes at once.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from gems_flwr.client import task_client_app
 from gems_flwr.runtime import InProcessGrid
 from simulations.config import BackendConfig, RunConfig
 from simulations.experiment import NodeTask, experiment_of
+from simulations.lockstep import LockstepGrid
 
 Server = Callable[[Grid], dict[str, Any]]
 
@@ -35,6 +37,8 @@ def simulated_client_app(config: RunConfig) -> ClientApp:
 
 def run_on_backend(config: RunConfig, server: Server) -> dict[str, Any]:
     """Start the nodes, let `server` work with them, and return what it returns."""
+    if config.backend.kind == "lockstep":
+        return server(LockstepGrid(experiment_of(config.to_json())))
     app = simulated_client_app(config)
     if config.backend.kind == "inprocess":
         return server(InProcessGrid(app, config.nodes))

@@ -26,6 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from gems_flwr.errors import GemsError
+from simulations.streams.config import StreamConfig
 from simulations.training import TrainOptions
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "conf"
@@ -69,7 +70,8 @@ class BackendConfig:
     client_gpus: float = 0.0
 
     def __post_init__(self) -> None:
-        _require("backend.kind", self.kind, self.kind in ("inprocess", "ray"), "inprocess or ray")
+        kinds = ("inprocess", "ray", "lockstep")
+        _require("backend.kind", self.kind, self.kind in kinds, "inprocess or ray or lockstep")
         _require("backend.device", self.device, self.device in ("cpu", "cuda"), "cpu or cuda")
         for name in ("threads", "total_cpus", "client_cpus"):
             value = getattr(self, name)
@@ -91,7 +93,9 @@ class RunConfig:
     fresh: bool = False
     label: Optional[str] = None  # noqa: UP045
     progress: bool = True
+    evaluate_every: int = 1
     stop: StopConfig = field(default_factory=StopConfig)
+    stream: StreamConfig = field(default_factory=StreamConfig)
     train: dict[str, Any] = field(default_factory=dict)
     backend: BackendConfig = field(default_factory=BackendConfig)
     strategy: dict[str, Any] = field(default_factory=dict)
@@ -106,6 +110,7 @@ class RunConfig:
         _require("rounds", self.rounds, self.rounds >= 1, "at least 1")
         _require("validation", self.validation, 0 < self.validation < 1, "between 0 and 1")
         _require("timeout", self.timeout, self.timeout > 0, "above 0")
+        _require("evaluate_every", self.evaluate_every, self.evaluate_every >= 1, "at least 1")
         _ = self.train_options
 
     @property
@@ -126,6 +131,7 @@ class RunConfig:
         values = json.loads(text)
         values["stop"] = StopConfig(**values["stop"])
         values["backend"] = BackendConfig(**values["backend"])
+        values["stream"] = StreamConfig.from_dict(values["stream"])
         return cls(**values)
 
     def fingerprint(self) -> str:
@@ -155,6 +161,7 @@ def variant_of(config: RunConfig) -> str:
         "strategy": chosen["strategy"],
         "train": main["train"] | chosen.get("train", {}),
         "": {key: (main | chosen)[key] for key in ("rounds", "own_initial_weights")},
+        "stream": main["stream"] | chosen.get("stream", {}),
     }
     for group in ("dataset", "partition", "model"):
         path = CONFIG_DIR / group / f"{config.names[group]}.yaml"
@@ -213,7 +220,7 @@ def to_run_config(config: DictConfig, choices: Mapping[str, Any] | None = None) 
     own["names"] = {group: str(chosen[group]) for group in GROUPS}
     try:
         run = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RunConfig), own))
-    except OmegaConfBaseException as error:
+    except (OmegaConfBaseException, ValueError) as error:
         raise ConfigError(str(error)) from error
     assert isinstance(run, RunConfig)
     return run

@@ -73,8 +73,14 @@ def run_server(
             initial_arrays=experiment.initial_arrays(),
             num_rounds=config.rounds,
             timeout=config.timeout,
-            evaluate_fn=lambda _, arrays: experiment.evaluate(strategy, arrays),
+            evaluate_fn=lambda number, arrays: (
+                experiment.evaluate(strategy, arrays, number)
+                if number % config.evaluate_every == 0 or number == config.rounds
+                else None
+            ),
         )
+    if drifts := experiment.drift_rounds():
+        result.details["drifts"] = drifts
     summary = summarise(config, result, seconds=time.perf_counter() - started)
     model = wire.to_numpy(result.arrays)
     write_atomically(folder / "model.safetensors", save(model))
@@ -92,6 +98,7 @@ def summarise(config: RunConfig, result: RunResult, *, seconds: float) -> dict[s
         "stopped_because": result.stopped_because,
         "balanced_accuracy": last.metric("balanced_accuracy"),
         "failures": [{"round": number, **asdict(each)} for number, each in result.failures],
+        **_stream_losses(result),
         **result.details,
     }
     # Variants of a strategy are rows of their own in a report.
@@ -111,6 +118,20 @@ def summarise(config: RunConfig, result: RunResult, *, seconds: float) -> dict[s
         "seconds": seconds,
         "nodes_failed": len({failure.node for _, failure in result.failures}),
         "details": details,
+    }
+
+
+def _stream_losses(result: RunResult) -> dict[str, float]:
+    """Return the cumulative loss of a strategy that keeps no account of it, such as FedAvg.
+
+    Its records hold means over the nodes that trained, which are turned into sums again.
+    """
+    sums = {"cumulative_loss": wire.LOSS_SUM, "batches": wire.BATCHES}
+    trained = [r for r in result.history if wire.LOSS_SUM in r.train_metrics]
+    return {
+        name: sum(r.train_metrics[key] * len(r.nodes_answered) for r in trained)
+        for name, key in sums.items()
+        if trained
     }
 
 

@@ -29,6 +29,7 @@ from gems_flwr.networks import (
 from gems_flwr.runtime.seeding import derive_seed
 from gems_flwr.strategies import (
     Callback,
+    LocalLearners,
     PatienceExhausted,
     RoundLoop,
     StopRule,
@@ -37,7 +38,8 @@ from gems_flwr.strategies import (
 )
 from simulations.config import ConfigError, RunConfig
 from simulations.data import Dataset, Examples, split_validation
-from simulations.training import fit, probabilities, tensors
+from simulations.streams import BatchSource, learn
+from simulations.training import TrainOptions, fit, probabilities, tensors
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,26 @@ class Experiment:
         train, validation = split_validation(examples.labels, self.config.validation, seed)
         return Share(examples.take(train), examples.take(validation))
 
+    @functools.cached_property
+    def stream(self) -> BatchSource:
+        """The nodes' streams, where the config has them."""
+        config = self.config
+        return BatchSource(
+            self.dataset,
+            [share.train for share in self.shares],
+            config.stream,
+            batch_size=config.train_options.batch_size,
+            seed=derive_seed(config.seed, "stream"),
+        )
+
+    def drift_rounds(self) -> list[int]:
+        """Return the rounds of the run in which the concept changes."""
+        batches = self.config.stream.batches_per_round
+        if batches is None:
+            return []
+        drifts = self.stream.drift.rounds(self.config.rounds * batches)
+        return [(each - 1) // batches + 1 for each in drifts]
+
     def label_counts(self) -> dict[str, Any]:
         """Return how many examples of each class every node has, for reports."""
         classes = self.dataset.classes
@@ -130,13 +152,42 @@ class Experiment:
 
     def fit(self, model: nn.Module, examples: Examples, seed: int) -> dict[str, float]:
         """Train a model in place with the run's options."""
+        return self._fit(model, examples, seed, self.config.train_options)
+
+    def fit_output(self, model: nn.Module, examples: Examples, seed: int) -> dict[str, float]:
+        """Train a model whose other layers are frozen, for as long as that is to take."""
+        options = self.config.train_options
+        if options.output_epochs is not None:
+            options = dataclasses.replace(options, epochs=options.output_epochs, patience=None)
+        return self._fit(model, examples, seed, options)
+
+    def _fit(
+        self, model: nn.Module, examples: Examples, seed: int, options: TrainOptions
+    ) -> dict[str, float]:
         backend = self.config.backend
         return fit(
             model,
             examples,
             scale=self.dataset.scale,
+            options=options,
+            seed=seed,
+            device=backend.device,
+            threads=backend.threads,
+        )
+
+    def learn(
+        self, model: nn.Module, nodes: Sequence[int], server_round: int, seed: int, memory: Arrays
+    ) -> tuple[int, dict[str, float], Arrays]:
+        """Train a model in place on what nodes see in a round; see `simulations.streams.learn`."""
+        backend, count = self.config.backend, self.config.stream.batches_per_round or 1
+        first = (server_round - 1) * count + 1
+        return learn(
+            model,
+            (self.stream.batch(n, t) for t in range(first, first + count) for n in nodes),
+            scale=self.dataset.scale,
             options=self.config.train_options,
             seed=seed,
+            memory=memory,
             device=backend.device,
             threads=backend.threads,
         )
@@ -191,7 +242,11 @@ class Experiment:
             "input_shape": self.dataset.input_shape,
             "initialise": self._initialise,
             "build_model": self.build_model,
+            "learn": self._learn_serially,
         }
+        if "buffers" in accepted:
+            floats = (n for n, b in self._initial_model.named_buffers() if b.is_floating_point())
+            offered["buffers"] = tuple(floats)
         if config.strategy.get("tune"):
             public = self.dataset.public
             if "public" in accepted:
@@ -209,6 +264,11 @@ class Experiment:
         )
         assert isinstance(strategy, RoundLoop)
         return strategy
+
+    @property
+    def keeps_models_on_nodes(self) -> bool:
+        """Whether a run goes on only with the nodes that it began with."""
+        return issubclass(get_class(self.config.strategy["_target_"]), LocalLearners)
 
     def _stop_rules(self) -> list[StopRule]:
         stop = self.config.stop
@@ -228,9 +288,24 @@ class Experiment:
         self.fit(model, Examples(features, labels), seed)
         return wire.to_numpy(ArrayRecord(model.state_dict()))
 
-    def evaluate(self, strategy: RoundLoop, arrays: ArrayRecord) -> MetricRecord:
-        """Score a strategy's arrays on the test set."""
+    def _learn_serially(
+        self, server_round: int, arrays: Arrays, memory: Arrays
+    ) -> tuple[Arrays, Arrays, Mapping[str, float]]:
+        model = resize_model(self.build_model(), arrays)
+        nodes, seed = (
+            range(self.config.nodes),
+            derive_seed(self.config.seed, "serial", server_round),
+        )
+        _, metrics, memory = self.learn(model, nodes, server_round, seed, memory)
+        return wire.to_numpy(ArrayRecord(model.state_dict())), memory, metrics
+
+    def evaluate(
+        self, strategy: RoundLoop, arrays: ArrayRecord, server_round: int = 0
+    ) -> MetricRecord:
+        """Score a strategy's arrays on the test set, as it is in a round where concepts drift."""
         test = self.dataset.test
+        if batches := self.config.stream.batches_per_round:
+            test = self.stream.test(max(1, server_round * batches))
         members = []
         for member in split_members(wire.to_numpy(arrays)).values():
             model = resize_model(self.build_model(), member)
@@ -254,6 +329,7 @@ class NodeTask(Task):
         self._experiment = experiment
         self._node = node
         self._share = experiment.shares[node]
+        self._memory: Arrays = {}
 
     def build_model(self) -> nn.Module:
         """Return the experiment's model."""
@@ -263,10 +339,14 @@ class NodeTask(Task):
         """Train on the node's training part."""
         experiment, share = self._experiment, self._share.train
         features_only = wire.NEURON_REQUEST in config
-        server_round = config.get(wire.SERVER_ROUND, 1)
+        server_round = int(config.get(wire.SERVER_ROUND, 1))
+        if experiment.config.stream.is_on:
+            return self._learn(model, seed, server_round)
         if experiment.config.own_initial_weights and (server_round == 1 or features_only):
             start_afresh(model, experiment.new_model("node", self._node, server_round), seed)
         subclasses = experiment.config.train_options.subclasses
+        if wire.FROZEN_LAYERS in config and not features_only:
+            return Report(len(share), experiment.fit_output(model, share, seed))
         if not features_only or subclasses == 1:
             return Report(len(share), experiment.fit(model, share, seed))
         inputs, labels = experiment.tensors(share)
@@ -274,6 +354,24 @@ class NodeTask(Task):
         with other_output_layer(model, int(split.max()) + 1, derive_seed(seed, "output")):
             metrics = experiment.fit(model, Examples(share.features, split.numpy()), seed)
         return Report(len(share), metrics)
+
+    def _learn(self, model: nn.Module, seed: int, server_round: int) -> Report:
+        """Learn from the node's stream."""
+        noise = self._experiment.config.stream.initial_noise
+        if server_round == 1 and noise:
+            add_noise(model, noise, seed)
+        examples, metrics, self._memory = self._experiment.learn(
+            model, [self._node], server_round, seed, self._memory
+        )
+        return Report(examples, metrics)
+
+    def recall(self, memory: Arrays) -> None:
+        """Take back the optimiser's state."""
+        self._memory = memory
+
+    def remember(self) -> Arrays:
+        """Return the optimiser's state."""
+        return self._memory
 
     def evaluate(self, model: nn.Module, *, config: Mapping[str, Any]) -> Report:
         """Score on the node's validation part."""
@@ -294,6 +392,19 @@ class NodeTask(Task):
         if self._experiment.config.names["strategy"] != "global":
             raise PermissionError("only strategy=global may ask for raw data")
         return self._share.train.features, self._share.train.labels
+
+
+def add_noise(model: nn.Module, scale: float, seed: int) -> None:
+    """Add Gaussian noise to every weight, relative to the spread of its own array.
+
+    The spread of freshly drawn weights is the scale of their initialisation (Glorot's, or torch's),
+    which is what Kamp et al. 2018, Appendix A.7, measure noise by.
+    """
+    draws = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            spread = float(weight.std()) if weight.numel() > 1 else float(weight.abs())
+            weight.add_(torch.randn(weight.shape, generator=draws), alpha=scale * spread)
 
 
 @functools.lru_cache(maxsize=4)

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from gems_flwr.errors import GemsError
+from gems_flwr.runtime.checkpoint import CheckpointFolder
 from simulations.backends import run_on_backend
 from simulations.config import CONFIG_DIR, RunConfig, explain, to_run_config, variant_of
 from simulations.data import MissingDataError
@@ -56,6 +57,10 @@ def run(config: RunConfig, folder: Path, console: Console | None = None) -> dict
     # Whatever is wrong with data or partition shows before any node starts.
     experiment = experiment_of(config.to_json())
     _ = experiment.shares
+    if experiment.keeps_models_on_nodes and CheckpointFolder(folder).load() is not None:
+        # Simulated nodes end with their process; without their models it would be another run.
+        console.print(f"[dim]{os.path.relpath(folder)}: was interrupted, starts again[/dim]")
+        CheckpointFolder(folder).clear()
     bar = ProgressBar(_name(config), console)
     with quiet_flower(), bar if config.progress else contextlib.nullcontext():
         callbacks = [bar] if config.progress else []

@@ -44,6 +44,9 @@ class TrainOptions:
         None never stops early.
     weight_decay : float
         L2 penalty, at least 0.
+    output_epochs : int or None
+        Passes over the data, without early stopping, where the output layer alone is trained
+        for ``strategy=gems_layerwise``, at least 1; None: like the rest.
     subclasses : int
         Clusters into which a node cuts each of its classes while it trains hidden layers for
         ``strategy=gems_layerwise``, at least 1; see `gems_flwr.networks.split_classes`.
@@ -62,6 +65,7 @@ class TrainOptions:
     patience: int | None = None
     weight_decay: float = 0.0
     subclasses: int = 1
+    output_epochs: int | None = None
 
     def __post_init__(self) -> None:
         rules = {
@@ -75,6 +79,10 @@ class TrainOptions:
                 "a whole number of at least 1, or null",
             ),
             "subclasses": (_is_count(self.subclasses), "a whole number of at least 1"),
+            "output_epochs": (
+                self.output_epochs is None or _is_count(self.output_epochs),
+                "a whole number of at least 1, or null",
+            ),
             "weight_decay": (0 <= self.weight_decay < float("inf"), "a number of at least 0"),
         }
         for option, (holds, allowed) in rules.items():
@@ -144,11 +152,11 @@ def fit(
     best, stale, epochs = -1.0, 0, 0
     with (
         torch_threads(threads),
-        _placed(model, where, training=True),
-        _seeded(dropout_seed, where),
+        placed(model, where, training=True),
+        seeded(dropout_seed, where),
     ):
         inputs, targets = tensors(examples, scale=scale, device=where)
-        optimizer = _optimizer(weights, options)
+        optimizer = make_optimizer(weights, options)
         while epochs < options.epochs:
             order = torch.randperm(len(targets), generator=shuffler).to(where)
             loss, accuracy = _epoch(model, optimizer, inputs, targets, order, options.batch_size)
@@ -201,7 +209,7 @@ def probabilities(
         raise ValueError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
     where = _checked_device(device)
     rows = []
-    with torch_threads(threads), _placed(model, where, training=False), torch.inference_mode():
+    with torch_threads(threads), placed(model, where, training=False), torch.inference_mode():
         # One batch even if there are no examples: it tells the number of classes.
         for start in range(0, max(1, len(examples)), batch_size):
             inputs = _features(examples.features[start : start + batch_size], scale).to(where)
@@ -248,7 +256,8 @@ def _epoch(
     return float(loss_sum) / len(order), int(correct) / len(order)
 
 
-def _optimizer(weights: list[nn.Parameter], options: TrainOptions) -> torch.optim.Optimizer:
+def make_optimizer(weights: list[nn.Parameter], options: TrainOptions) -> torch.optim.Optimizer:
+    """Return the optimiser that the options name, without any state yet."""
     # One fused kernel per step instead of a dozen small ones; RMSprop has none.
     if options.optimizer == "adam":
         return torch.optim.Adam(
@@ -268,7 +277,7 @@ def _optimizer(weights: list[nn.Parameter], options: TrainOptions) -> torch.opti
 
 
 @contextmanager
-def _placed(model: nn.Module, device: torch.device, *, training: bool) -> Iterator[None]:
+def placed(model: nn.Module, device: torch.device, *, training: bool) -> Iterator[None]:
     """Put a model on a device and in a mode, and back afterwards, module by module."""
     home = next((weight.device for weight in model.parameters()), device)
     modes = {module: module.training for module in model.modules()}
@@ -283,7 +292,7 @@ def _placed(model: nn.Module, device: torch.device, *, training: bool) -> Iterat
 
 
 @contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Seed the global generators that dropout draws from, and restore their state afterwards."""
     # Generators are seeded one by one: torch.manual_seed would also reset those not saved here.
     on_gpu = device.type == "cuda"

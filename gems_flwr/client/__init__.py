@@ -1,8 +1,16 @@
 """What runs on a node: the task interface, the ready ClientApp, and wrapping for handlers."""
 
 from gems_flwr.client.app import task_client_app
+from gems_flwr.client.dynamic_averaging import dynamic_averaging_mod
 from gems_flwr.client.good_enough import good_enough_mod
 from gems_flwr.client.guard import fault_reply_mod
 from gems_flwr.client.task import Report, Task
 
-__all__ = ["Report", "Task", "fault_reply_mod", "good_enough_mod", "task_client_app"]
+__all__ = [
+    "Report",
+    "Task",
+    "dynamic_averaging_mod",
+    "fault_reply_mod",
+    "good_enough_mod",
+    "task_client_app",
+]

@@ -13,6 +13,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import nn
 
 from gems_flwr import wire
+from gems_flwr.client.dynamic_averaging import dynamic_averaging_mod
 from gems_flwr.client.good_enough import good_enough_mod
 from gems_flwr.client.guard import fault_reply_mod, node_name
 from gems_flwr.client.task import Task
@@ -43,10 +44,10 @@ def task_client_app(
     Returns
     -------
     ClientApp
-        Handles ``train``, with or without a request for a good-enough space or for the balls of
-        a layer's neurons, at the widths and with the frozen layers that the server wants,
-        ``evaluate`` and
-        ``query.introduce``; every fault in the task becomes an error reply.
+        Handles ``train``, with or without a request for a good-enough space, for the balls of a
+        layer's neurons (at the widths and with the frozen layers that the server wants) or for
+        dynamic averaging, ``evaluate`` and ``query.introduce``; every fault in the task becomes
+        an error reply.
     """
     app = ClientApp()
     guarded: list[Mod] = [fault_reply_mod]
@@ -62,7 +63,7 @@ def task_client_app(
         )
         return mod(message, context, call_next)
 
-    @app.train(mods=[fault_reply_mod, spaces_mod])
+    @app.train(mods=[fault_reply_mod, dynamic_averaging_mod(), spaces_mod])
     def train(message: Message, context: Context) -> Message:
         task = make_task(context)
         model = _load_model(task, message.content)
@@ -75,8 +76,13 @@ def task_client_app(
             node_name(context),
         )
         freeze_layers(model, wire.frozen_layers(message.content))
+        kept = context.state.get(wire.TASK_MEMORY)
+        if isinstance(kept, ArrayRecord):
+            task.recall(wire.to_numpy(kept))
         report = task.train(model, seed=seed, config=config)
         arrays = ArrayRecord(model.state_dict())
+        if memory := task.remember():
+            context.state[wire.TASK_MEMORY] = wire.to_record(memory)
         return Message(
             wire.pack_model_reply(
                 arrays, report.metrics, num_examples=report.num_examples, name=node_name(context)

@@ -15,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from gems_flwr.averaging import Arrays
+
 
 @dataclass(frozen=True)
 class Report:
@@ -65,6 +67,17 @@ class Task(ABC):
     def training_data(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return inputs and labels from which class moments are taken; validation by default."""
         return self.validation_data()
+
+    def recall(self, memory: Arrays) -> None:  # noqa: B027 - most tasks have nothing to recall
+        """Take back, before training, what `remember` returned the last time; nothing by default.
+
+        For what a node keeps besides its model, such as the state of an optimiser. It lies in the
+        node's own state and never crosses the network.
+        """
+
+    def remember(self) -> Arrays:
+        """Return, after training, the arrays to keep until the next time; none by default."""
+        return {}
 
     def shared_examples(self) -> tuple[NDArray, NDArray]:
         """Return raw training inputs and labels, as stored; only for pooled reference runs."""

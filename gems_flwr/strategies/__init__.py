@@ -7,30 +7,40 @@ All take keyword arguments and are started like Flower's own::
 """
 
 from gems_flwr.strategies.callbacks import Callback
+from gems_flwr.strategies.dynamic import DynamicAveraging
 from gems_flwr.strategies.fedavg import FedAvg
 from gems_flwr.strategies.gems import Gems
 from gems_flwr.strategies.layerwise_gems import LayerwiseGems
+from gems_flwr.strategies.learners import LocalLearners
 from gems_flwr.strategies.loop import RoundLoop
 from gems_flwr.strategies.members import Ensemble, LocalModels, join_members, split_members
+from gems_flwr.strategies.nosync import NoSync
 from gems_flwr.strategies.one_shot_average import OneShotAverage
+from gems_flwr.strategies.periodic import PeriodicAveraging
 from gems_flwr.strategies.pooled import Pooled
 from gems_flwr.strategies.records import RoundOutcome, RoundRecord, RunResult, ServerState
+from gems_flwr.strategies.serial import Serial
 from gems_flwr.strategies.stopping import PatienceExhausted, StopRule, TargetReached
 
 __all__ = [
     "Callback",
+    "DynamicAveraging",
     "Ensemble",
     "FedAvg",
     "Gems",
     "LayerwiseGems",
+    "LocalLearners",
     "LocalModels",
+    "NoSync",
     "OneShotAverage",
     "PatienceExhausted",
+    "PeriodicAveraging",
     "Pooled",
     "RoundLoop",
     "RoundOutcome",
     "RoundRecord",
     "RunResult",
+    "Serial",
     "ServerState",
     "StopRule",
     "TargetReached",

@@ -163,7 +163,7 @@ class LayerwiseGems(RoundLoop):
         """As many as the network has layers."""
         return self._hidden + 1
 
-    def prepare(self, initial: Arrays) -> None:
+    def prepare(self, initial: Arrays, num_rounds: int) -> None:
         """Count the layers of the network."""
         self._hidden = len(weight_layers(initial)) - 1
         for name in ("epsilon_hidden", "max_hidden"):

@@ -155,8 +155,8 @@ class RoundLoop(Strategy):
             evaluate_metrics=_scalars(evaluate_metrics),
         )
 
-    def prepare(self, initial: Arrays) -> None:
-        """Look at the initial model before the run starts; by default there is no need to."""
+    def prepare(self, initial: Arrays, num_rounds: int) -> None:
+        """Look at what a run begins with; by default there is no need to."""
 
     def reason_to_stop(self, state: ServerState) -> str | None:
         """Return why to stop after the rounds so far, or None to go on."""
@@ -314,7 +314,7 @@ class RoundLoop(Strategy):
         grid = MeteredGrid.around(grid)
         # Node ids of another run mean nothing in this one.
         self._roster = Roster()
-        self.prepare(wire.to_numpy(initial_arrays))
+        self.prepare(wire.to_numpy(initial_arrays), num_rounds)
         rounds = num_rounds if self.rounds_needed is None else self.rounds_needed
         journal = self._open_journal(initial_arrays)
         state = self._begin(initial_arrays, journal, evaluate_fn)

@@ -11,7 +11,8 @@ reply to train  one ArrayRecord, one MetricRecord with ``num-examples``
 reply to        one MetricRecord with ``num-examples``
 evaluate
 reply to train  with a space, or the balls of a layer's neurons, instead of a
-                model where ``config`` asked for it
+                model where ``config`` asked for it; without a model where the
+                local model may stay where it is
 any reply       optionally ``node`` (ConfigRecord with ``name``), by which
                 replies are ordered and failures are named
 ==============  =================================================================
@@ -24,15 +25,36 @@ from gems_flwr.wire.arrays import (
     to_numpy,
     to_record,
 )
+from gems_flwr.wire.dynamic import (
+    AveragingReply,
+    AveragingRequest,
+    ask_for_averaging,
+    pack_averaging_reply,
+    pack_needs_model,
+    put_local_model,
+    requested_averaging,
+    take_new_models,
+    unpack_averaging_reply,
+)
 from gems_flwr.wire.keys import (
     ARRAYS,
+    BATCHES,
     CONFIG,
+    CORRECT_SHARE_SUM,
     EVALUATE,
+    FROZEN_LAYERS,
     INTRODUCE,
+    LOCAL_METRICS,
+    LOCAL_MODEL,
+    LOCAL_NOTES,
+    LOCAL_REFERENCE,
+    LOSS_SUM,
     NEURON_REQUEST,
+    NUM_EXAMPLES,
     RUN_SEED,
     SERVER_ROUND,
     SHARE_EXAMPLES,
+    TASK_MEMORY,
     TRAIN,
 )
 from gems_flwr.wire.neurons import (
@@ -76,18 +98,31 @@ from gems_flwr.wire.spaces import (
 
 __all__ = [
     "ARRAYS",
+    "BATCHES",
     "CONFIG",
+    "CORRECT_SHARE_SUM",
     "EVALUATE",
+    "FROZEN_LAYERS",
     "INTRODUCE",
+    "LOCAL_METRICS",
+    "LOCAL_MODEL",
+    "LOCAL_NOTES",
+    "LOCAL_REFERENCE",
+    "LOSS_SUM",
     "NEURON_REQUEST",
+    "NUM_EXAMPLES",
     "RUN_SEED",
     "SERVER_ROUND",
     "SHARE_EXAMPLES",
+    "TASK_MEMORY",
     "TRAIN",
+    "AveragingReply",
+    "AveragingRequest",
     "ExamplesReply",
     "MetricsReply",
     "ModelReply",
     "NodeSpace",
+    "ask_for_averaging",
     "ask_for_neurons",
     "ask_for_score",
     "ask_for_space",
@@ -95,19 +130,25 @@ __all__ = [
     "frozen_layers",
     "instruction_config",
     "instruction_round",
+    "pack_averaging_reply",
     "pack_examples_reply",
     "pack_instruction",
     "pack_metrics_reply",
     "pack_model_reply",
     "pack_name",
+    "pack_needs_model",
     "pack_neurons_reply",
     "pack_score_reply",
     "pack_space_reply",
     "payload_bytes",
+    "put_local_model",
+    "requested_averaging",
     "requested_neurons",
     "requested_space",
+    "take_new_models",
     "to_numpy",
     "to_record",
+    "unpack_averaging_reply",
     "unpack_examples_reply",
     "unpack_metrics_reply",
     "unpack_model_reply",

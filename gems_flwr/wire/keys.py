@@ -30,3 +30,18 @@ NEURONS = "neurons"
 NEURON_REQUEST = "neuron-request"
 LAYER = "layer"
 FROZEN_LAYERS = "frozen-layers"
+
+AVERAGING = "averaging"
+REFERENCE = "reference"
+SQUARED_DISTANCE = "squared-distance"
+LOSS_SUM = "loss-sum"
+CORRECT_SHARE_SUM = "correct-share-sum"
+BATCHES = "batches"
+NEEDS_MODEL = "needs-model"
+
+# Where a node keeps what it must not forget between messages.
+LOCAL_MODEL = "averaging-local-model"
+LOCAL_REFERENCE = "averaging-reference"
+LOCAL_NOTES = "averaging-notes"
+LOCAL_METRICS = "averaging-metrics"
+TASK_MEMORY = "task-memory"

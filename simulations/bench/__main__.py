@@ -1,5 +1,6 @@
-"""``make bench``, or ``python -m simulations.bench [messages] [spaces] [neurons] [merging]
-[--quick]``.
+"""``make bench``, or ``python -m simulations.bench [parts] [--quick]``.
+
+Parts: messages, spaces, neurons, merging, averaging; all by default.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import sys
 
 from rich.console import Console
 
-from simulations.bench import merging, messages, neurons, spaces
+from simulations.bench import averaging, merging, messages, neurons, spaces
 
 PARTS = {
     "messages": messages.report,
     "spaces": spaces.report,
     "neurons": neurons.report,
     "merging": merging.report,
+    "averaging": averaging.report,
 }
 
 

@@ -7,6 +7,7 @@ sent. The last data set loaded is kept in memory, because workers ask for it wit
 
 from simulations.data.examples import Dataset, Examples
 from simulations.data.files import DATA_VARIABLE, MissingDataError
+from simulations.data.graphical import GeneratedDataset, graphical
 from simulations.data.images import cifar10, digits, fashion_mnist, ham10000, mnist
 from simulations.data.sampling import split_validation
 from simulations.data.vectors import cifar10_features, ham10000_features, tweets
@@ -15,11 +16,13 @@ __all__ = [
     "DATA_VARIABLE",
     "Dataset",
     "Examples",
+    "GeneratedDataset",
     "MissingDataError",
     "cifar10",
     "cifar10_features",
     "digits",
     "fashion_mnist",
+    "graphical",
     "ham10000",
     "ham10000_features",
     "mnist",

@@ -19,8 +19,8 @@ from simulations.report.summary import SettingSummary
 LineStyle = str | tuple[int, tuple[float, ...]]
 
 # Okabe and Ito's palette without yellow, which is not readable on white.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_MARKERS = ("o", "s", "D", "^", "v", "P", "X", "<", ">", "*", "h")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "D", "^", "v", "P", "X", "<", ">", "*", "h")
 _LINES: tuple[LineStyle, ...] = ("-", (0, (5, 1.5)), (0, (3, 1, 1, 1)))
 
 # Styles are given out in this order, so that a strategy looks alike in most reports.
@@ -72,9 +72,9 @@ def assign_styles(settings: Sequence[SettingSummary]) -> dict[str, Style]:
     }
     return {
         name: Style(
-            _COLOURS[index % len(_COLOURS)],
-            _MARKERS[index % len(_MARKERS)],
-            _LINES[index // len(_COLOURS) % len(_LINES)],
+            COLOURS[index % len(COLOURS)],
+            MARKERS[index % len(MARKERS)],
+            _LINES[index // len(COLOURS) % len(_LINES)],
         )
         for index, (_, name) in enumerate(sorted(methods))
     }

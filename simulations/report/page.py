@@ -85,6 +85,9 @@ nodes. Plots show them as level lines.</dd>
 standard deviation; thin lines are single seeds, shown where some ran longer than others. Methods
 with one round are single points. The axis of bytes is logarithmic: each step to the right costs
 a multiple of the one before.</dd>
+<dt>cumulative loss</dt>
+<dd>Of nodes that learn from a stream: the loss on every batch before learning from it, summed over
+the run. A good protocol stands low (little loss) and far to the left (few bytes).</dd>
 <dt>labels per node</dt>
 <dd>How many training examples of each class a node holds; white is none. The further apart the
 columns look, the harder the task.</dd>

@@ -1,5 +1,6 @@
 """All plots of a report, as PNG files."""
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from simulations.report.accuracy_plot import accuracy_figure
 from simulations.report.figures import assign_styles, save
 from simulations.report.labels_plot import labels_figure
 from simulations.report.runs import Setting
+from simulations.report.stream_plots import frontier_figure, timeline_figure
 from simulations.report.summary import SettingSummary
 
 
@@ -49,6 +51,14 @@ def draw_plots(settings: Sequence[SettingSummary], folder: Path) -> dict[Setting
                 save(figure, path)
                 title = f"Accuracy against {against}"
                 drawn.append(Plot(path, title, _final_accuracies(summary)))
+        for kind, title, stream_figure in (
+            ("frontier", "Cumulative loss against bytes", frontier_figure(summary)),
+            ("timeline", "Loss and bytes over time", timeline_figure(summary)),
+        ):
+            if stream_figure is not None:
+                path = folder / f"{stem}-{kind}.png"
+                save(stream_figure, path)
+                drawn.append(Plot(path, title, _final_losses(summary)))
         if summary.division is not None:
             seed, division = summary.division
             path = folder / f"{stem}-labels.png"
@@ -70,6 +80,15 @@ def _file_stems(settings: Sequence[SettingSummary]) -> list[str]:
             unique = f"{stem}-{number}"
         stems.append(unique)
     return stems
+
+
+def _final_losses(summary: SettingSummary) -> str:
+    parts = [
+        f"{method.name} {method.runs[0].cumulative_loss / summary.setting.nodes:.1f}"
+        for method in summary.methods
+        if not math.isnan(method.runs[0].cumulative_loss)
+    ]
+    return f"cumulative loss per node {', '.join(parts)}."
 
 
 def _final_accuracies(summary: SettingSummary) -> str:

@@ -61,6 +61,7 @@ class Round:
     bytes_down: int
     accuracy: float | None
     failures: tuple[Failure, ...]
+    cumulative_loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,10 @@ class Run:
     stopped_because: str | None
     history: tuple[Round, ...] = ()
     division: Partition | None = None
+    # Of runs on streams only; not a number for others.
+    cumulative_loss: float = math.nan
+    full_synchronisations: tuple[int, ...] = ()
+    drifts: tuple[int, ...] = ()
 
     @property
     def method(self) -> str:
@@ -201,6 +206,7 @@ def _read_run(folder: Path, name: str, warnings: list[str]) -> Run:
     details = result.get("details") or {}
     if not isinstance(details, dict):
         raise _DamagedError(f"'details' should be an object, is {_kind(details)}")
+    cumulative_loss = _optional_number(details, "cumulative_loss")
     return Run(
         name=name,
         setting=Setting(
@@ -223,6 +229,9 @@ def _read_run(folder: Path, name: str, warnings: list[str]) -> Run:
         stopped_because=_optional_text(details, "stopped_because"),
         history=_read_rounds(folder, name, warnings),
         division=_read_partition(folder, name, warnings),
+        cumulative_loss=math.nan if cumulative_loss is None else cumulative_loss,
+        full_synchronisations=_counts(details, "full_synchronisations"),
+        drifts=_counts(details, "drifts"),
     )
 
 
@@ -269,6 +278,7 @@ def _parse_round(entry: Mapping[str, Any]) -> Round:
             Failure(str(item.get("node", "?")), str(item.get("reason", "no reason given")))
             for item in failures
         ),
+        cumulative_loss=_optional_number(entry.get("train_metrics") or {}, "cumulative_loss"),
     )
 
 
@@ -327,6 +337,13 @@ def _count(content: Mapping[str, Any], key: str) -> int:
     if not _is_count(value):
         raise _DamagedError(f"'{key}' should be a whole number ≥ 0, is {_kind(value)}")
     return int(value)  # type: ignore[arg-type]
+
+
+def _counts(content: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    values = content.get(key) or []
+    if not isinstance(values, list) or not all(_is_count(value) for value in values):
+        raise _DamagedError(f"'{key}' should be a list of whole numbers, is {_kind(values)}")
+    return tuple(values)
 
 
 def _is_count(value: object) -> bool:

@@ -1,4 +1,6 @@
-"""``python -m simulations.studies honest_radii|tuning|layer_size [overrides]``.
+"""``python -m simulations.studies STUDY [overrides]``.
+
+Studies: frontiers, honest_radii, initialisation, layer_size, tuning.
 
 Overrides are those of ``python -m simulations.run``; data set, partition, nodes and seed count.
 """
@@ -15,12 +17,14 @@ from rich.console import Console
 from gems_flwr.errors import GemsError
 from simulations.config import explain
 from simulations.data import MissingDataError
-from simulations.studies import honest_radii, layer_size, tuning
+from simulations.studies import frontiers, honest_radii, initialisation, layer_size, tuning
 
 STUDIES = {
+    "frontiers": frontiers.run_all,
     "honest_radii": honest_radii.run,
-    "tuning": tuning.run,
+    "initialisation": initialisation.run_all,
     "layer_size": layer_size.run,
+    "tuning": tuning.run,
 }
 
 

@@ -36,16 +36,28 @@ def test_every_config_there_is_composes(group, option):
     assert RunConfig.from_json(config.to_json()) == config
 
 
+@pytest.mark.parametrize("experiment", options("experiment"))
+def test_every_experiment_composes_with_every_protocol_of_local_learners(experiment):
+    for strategy in ("dynamic", "periodic", "nosync", "serial"):
+        config = compose_config([f"experiment={experiment}", f"strategy={strategy}"])
+        assert config.stream.is_on
+        assert config.names["strategy"] == strategy
+        # An experiment has the last word on the number of rounds.
+        assert config.rounds == config.evaluate_every
+
+
 def test_the_promised_names_are_there():
+    assert {"dynamic", "periodic", "nosync", "serial"} <= set(options("strategy"))
     assert {"fedavg", "one_shot_average", "ensemble", "local", "global"} <= set(options("strategy"))
     assert options("partition") == ["dirichlet", "iid", "labels", "quantity", "shards"]
-    assert options("backend") == ["inprocess", "ray", "ray_gpu"]
+    assert options("backend") == ["inprocess", "lockstep", "ray", "ray_gpu"]
     assert options("model") == ["cnn", "lenet", "logistic", "mlp"]
     assert options("dataset") == [
         "cifar10",
         "cifar10_features",
         "digits",
         "fashion_mnist",
+        "graphical",
         "ham10000",
         "ham10000_features",
         "mnist",
@@ -89,7 +101,7 @@ def test_a_model_that_does_not_fit_the_data_is_the_configs_fault():
 
 
 @pytest.mark.parametrize(
-    "dataset", [d for d in options("dataset") if d not in ("digits",)], ids=lambda v: v
+    "dataset", [d for d in options("dataset") if d not in ("digits", "graphical")], ids=lambda v: v
 )
 def test_missing_data_is_said_with_what_to_put_where(dataset, tmp_path):
     experiment = Experiment(compose_config([f"dataset={dataset}", f"data_dir={tmp_path}"]))

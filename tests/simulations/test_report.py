@@ -16,6 +16,7 @@ from simulations.report import NoRunsError, build_report
 from simulations.report.__main__ import main
 from simulations.report.curves import method_curve, run_curve
 from simulations.report.runs import read_runs
+from simulations.report.stream_plots import family_of
 from simulations.report.summary import comparability_warnings, format_bytes, spread, summarise
 
 PNG_START = b"\x89PNG\r\n\x1a\n"
@@ -448,3 +449,41 @@ def test_the_command_writes_next_to_the_runs_or_below_runs_if_several_folders_ar
     assert (tmp_path / "runs" / "report" / "report.html").is_file()
     # A second report over a folder that already holds one finds the same runs.
     assert len(read_runs([tmp_path]).runs) == 2
+
+
+def test_runs_on_streams_are_drawn_as_a_frontier_and_over_time(tmp_path):
+    """Two protocols with a cumulative loss: one point each, and one curve each with its drift."""
+
+    def line(number, size):
+        metrics = {"cumulative_loss": 10.0 * number}
+        return round_line(number, size, None) | {"train_metrics": metrics}
+
+    for index, (strategy, label) in enumerate(
+        [("dynamic", "dynamic Δ=0.7"), ("periodic", "periodic b=4"), ("serial", "serial")]
+    ):
+        details = {
+            "label": label,
+            "cumulative_loss": 30.0 + index,
+            "drifts": [2],
+            "full_synchronisations": [1, 3],
+        }
+        sent = 0 if strategy == "serial" else 500
+        write_run(
+            tmp_path / label,
+            [line(n, sent) for n in (1, 2, 3)],
+            strategy=strategy,
+            details=details,
+            bytes_up=sent,
+            bytes_down=sent,
+        )
+    page = build_report([tmp_path], tmp_path / "report", Console(quiet=True))
+    drawn = {path.name for path in (tmp_path / "report" / "plots").glob("*.png")}
+    assert {"digits-labels-2-nodes-logistic-frontier.png"} <= drawn
+    assert {"digits-labels-2-nodes-logistic-timeline.png"} <= drawn
+    assert "cumulative loss per node" in page.read_text()
+
+
+def test_a_method_belongs_to_the_family_of_its_name():
+    assert family_of("dynamic total Δ=0.7") == "dynamic total"
+    assert family_of("periodic b=4") == "periodic"
+    assert family_of("nosync") == "nosync"

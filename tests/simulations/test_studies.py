@@ -5,7 +5,7 @@ import json
 import pytest
 from rich.console import Console
 
-from simulations.studies import honest_radii, layer_size, tuning
+from simulations.studies import frontiers, honest_radii, initialisation, layer_size, tuning
 
 QUIET = Console(quiet=True)
 
@@ -51,3 +51,48 @@ def test_more_neurons_are_better_and_less_than_an_ensemble_suffices(tmp_path, mo
     assert large["hidden"] == rows["ensemble, majority vote"]["hidden"] == [250]
     assert small["cone"] < large["cone"]
     assert large["cone"] > rows["ensemble, softmax mean"]["ensemble"]
+
+
+def test_frontiers_compare_bytes_at_equal_loss(tmp_path, monkeypatch):
+    """A quick look at two protocols, and the interpolation by hand.
+
+    Between (loss 1, 100 bytes) and (loss 3, 10,000 bytes) lies (2, √(100 · 10,000) = 1,000).
+    """
+    chosen = [p for p in frontiers.protocols() if p[1] in ("periodic b=4", "dynamic Δ=0.7")]
+    monkeypatch.setattr(frontiers, "protocols", lambda: chosen)
+    small = ["nodes=3", "rounds=12", "stream.drift.rounds=[8]", "dataset=graphical"]
+    page = frontiers.run_all(["backend=lockstep", *small], tmp_path, QUIET)
+    assert page.stat().st_size > 1000
+    outcomes = [
+        frontiers.Outcome("periodic", "", loss, size, 0, None)
+        for loss, size in ((1.0, 100), (3.0, 10_000))
+    ]
+    assert frontiers.equal_loss_bytes(outcomes, 2.0) == pytest.approx(1000)
+    assert frontiers.equal_loss_bytes(outcomes, 4.0) is None
+
+
+def test_a_burst_is_what_is_sent_after_a_drift_beside_quiet_times(tmp_path):
+    """Rounds 100 … 149 send 8 bytes each, all others 2: four times as much."""
+    lines = [
+        {
+            "round": r,
+            "bytes_up": 4 if 100 <= r < 150 else 1,
+            "bytes_down": 4 if 100 <= r < 150 else 1,
+        }
+        for r in range(300)
+    ]
+    (tmp_path / "rounds.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert frontiers.burst(tmp_path, [100]) == pytest.approx(4)
+    assert frontiers.burst(tmp_path, []) is None
+
+
+def test_strongly_different_beginnings_break_averaging(tmp_path, monkeypatch):
+    """The claim of Figure A.8, on digits: ε = 1 is harmless, ε = 20 costs accuracy."""
+    monkeypatch.setattr(initialisation, "NOISES", (0.0, 1.0, 20.0))
+    monkeypatch.setattr(initialisation, "PERIODS", (1, 10))
+    small = ["dataset=digits", "nodes=4", "rounds=30"]
+    figure = initialisation.run_all(small, tmp_path, QUIET)
+    assert figure.stat().st_size > 10_000
+    found = json.loads(figure.with_suffix(".json").read_text())["periodic"]
+    assert found["1"]["1"] > 0.8 * found["0"]["1"]
+    assert found["20"]["10"] < 0.95 * found["0"]["1"]

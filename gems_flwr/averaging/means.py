@@ -1,7 +1,4 @@
-"""Means of models.
-
-A model is a mapping from names to numpy arrays; nothing here knows about Flower.
-"""
+"""Weighted means of models and of metrics."""
 
 from __future__ import annotations
 
@@ -78,4 +75,16 @@ def mean_metrics(
             each[key] * (weight / total) for each, weight in zip(metrics, weights, strict=True)
         )
         for key in common
+    }
+
+
+def with_floats_of(model: Arrays, average: Arrays) -> dict[str, NDArray]:
+    """Return `model` with its floating-point arrays replaced by those of `average`.
+
+    Integer arrays (batch-norm counters) are a node's own business: they count what this node
+    has seen, and a mean of counts says nothing.
+    """
+    return {
+        name: np.asarray(average[name]) if array.dtype.kind == "f" else array
+        for name, array in model.items()
     }

@@ -1,0 +1,44 @@
+"""Means of models, how far models are apart, and when averaging them pays.
+
+A model is a mapping from names to numpy arrays; nothing here knows about Flower.
+
+- `means`: weighted means of models and of metrics.
+- `robust`: the coordinate-wise and the geometric median, which a few bad models cannot move far.
+- `divergence`: squared distances between models.
+- `dynamic`: the coordinator of dynamic averaging as a pure state machine.
+"""
+
+from gems_flwr.averaging.divergence import divergence, squared_distance
+from gems_flwr.averaging.dynamic import (
+    Augmentation,
+    Balancing,
+    BalancingRule,
+    Condition,
+    Coordinator,
+    LocalReport,
+    Order,
+    Synchronisation,
+)
+from gems_flwr.averaging.means import Arrays, mean_metrics, weighted_mean, with_floats_of
+from gems_flwr.averaging.robust import MeanKind, combine, coordinate_median, geometric_median
+
+__all__ = [
+    "Arrays",
+    "Augmentation",
+    "Balancing",
+    "BalancingRule",
+    "Condition",
+    "Coordinator",
+    "LocalReport",
+    "MeanKind",
+    "Order",
+    "Synchronisation",
+    "combine",
+    "coordinate_median",
+    "divergence",
+    "geometric_median",
+    "mean_metrics",
+    "squared_distance",
+    "weighted_mean",
+    "with_floats_of",
+]

@@ -1,0 +1,57 @@
+"""How far models are apart (Kamp et al. 2018, Section 3).
+
+Distances are squared Euclidean distances over all parameters, added up in double precision. What
+is no parameter does not count: integer arrays never do, and floating-point buffers (running means
+of a batch norm, say), which plain arrays cannot tell from parameters, are named by the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from gems_flwr.averaging.means import Arrays, weighted_mean
+
+
+def squared_distance(one: Arrays, other: Arrays, ignore: Collection[str] = ()) -> float:
+    """Return ‖one − other‖² over all parameters.
+
+    Parameters
+    ----------
+    one, other : mapping from str to ndarray
+        Models with the same names and shapes.
+    ignore : collection of str
+        Names of floating-point arrays that are no parameters.
+    """
+    total = 0.0
+    for name, array in one.items():
+        if array.dtype.kind == "f" and name not in ignore:
+            gap = np.subtract(array, other[name], dtype=np.float64).ravel()
+            total += float(gap @ gap)
+    return total
+
+
+def divergence(
+    models: Sequence[Arrays],
+    weights: Sequence[float] | None = None,
+    ignore: Collection[str] = (),
+) -> float:
+    """Return the (weighted) mean of the squared distances of models to their mean (Equation 2).
+
+    Parameters
+    ----------
+    models : sequence of mappings from str to ndarray
+        At least one.
+    weights : sequence of float, optional
+        One per model, as for the mean (Appendix C); all the same by default.
+    ignore : collection of str
+        Names of floating-point arrays that are no parameters.
+    """
+    shares = [1.0] * len(models) if weights is None else list(weights)
+    mean = weighted_mean(models, shares)
+    total = sum(shares)
+    return sum(
+        share / total * squared_distance(model, mean, ignore)
+        for model, share in zip(models, shares, strict=True)
+    )

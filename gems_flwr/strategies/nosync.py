@@ -1,0 +1,60 @@
+"""The reference "nosync": every node learns alone from its stream, and nothing is averaged.
+
+At the end the models are collected side by side, so that their mean accuracy can be told; that is
+the only time that models cross the network besides the first, and it is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from gems_flwr import scoring
+from gems_flwr.averaging import Synchronisation
+from gems_flwr.strategies.ledger import Ledger
+from gems_flwr.strategies.learners import AskForModels, LocalLearners, Replies, Turn
+from gems_flwr.strategies.members import join_members
+
+
+@dataclass(kw_only=True, eq=False)
+class NoSync(LocalLearners):
+    """Never average.
+
+    Parameters
+    ----------
+    report_every : int, default 1
+        Rounds between two reports of the nodes' losses, at least 1.
+    **learners
+        See `LocalLearners`; `final_sync` here means to collect all models at the end.
+    """
+
+    report_every: int = 1
+
+    @property
+    def period(self) -> int:
+        """Messages only carry reports."""
+        return self.report_every
+
+    def request(
+        self, server_round: int, nodes: Sequence[str], ledger: Ledger
+    ) -> Mapping[str, Mapping[str, Any]]:
+        """Ask for nothing."""
+        return {name: {} for name in nodes}
+
+    def synchronise(
+        self, server_round: int, ledger: Ledger, replies: Replies, ask: AskForModels
+    ) -> Synchronisation:
+        """Change nothing."""
+        return Synchronisation(ledger.coordinator)
+
+    def close(self, turn: Turn) -> None:
+        """Collect the models, side by side."""
+        if self.final_sync:
+            turn.arrays = join_members(turn.all_models())
+
+    def score(self, members: Sequence[NDArray], labels: NDArray) -> dict[str, float]:
+        """Return the mean over the models of each one's score."""
+        return scoring.mean_score(members, labels)

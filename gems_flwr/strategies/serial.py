@@ -1,0 +1,67 @@
+"""The reference "serial": one learner on the streams of all nodes (Kamp et al. 2018, Section 5).
+
+No message is sent, since it is no protocol but what protocols are measured against; how the data
+got to one place is not asked. It is for simulations, which hand in the streams as `learn`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from flwr.app import ConfigRecord
+from flwr.serverapp import Grid
+
+from gems_flwr import wire
+from gems_flwr.averaging import Arrays
+from gems_flwr.strategies.exchange import Answer
+from gems_flwr.strategies.ledger import Tally
+from gems_flwr.strategies.loop import RoundLoop
+from gems_flwr.strategies.records import RoundOutcome, ServerState
+
+# Gets the round, the model and what was kept; returns model, what to keep, and metrics.
+Learn = Callable[[int, Arrays, Arrays], tuple[Arrays, Arrays, Mapping[str, float]]]
+
+
+@dataclass(kw_only=True, eq=False)
+class Serial(RoundLoop):
+    """Learn from the batches that all nodes see in a round, one after the other.
+
+    Parameters
+    ----------
+    learn : callable
+        Gets the round, the model and the optimiser's state; returns the new model, the new state
+        and the metrics that a node would report.
+    **loop
+        See `RoundLoop`.
+    """
+
+    learn: Learn
+
+    def aggregate(self, answers: Sequence[Answer[wire.ModelReply]]) -> Arrays:
+        """Not used: there is one model."""
+        raise NotImplementedError("a serial learner has nothing to aggregate")
+
+    def play_round(
+        self,
+        server_round: int,
+        state: ServerState,
+        grid: Grid,
+        train_config: ConfigRecord,
+        evaluate_config: ConfigRecord,
+    ) -> RoundOutcome:
+        """Train one model at the server."""
+        arrays, memory, metrics = self.learn(server_round, state.arrays, state.memory)
+        before = Tally.from_details(state.details)
+        tally = before.with_losses({"serial": metrics})
+        batches = max(1, tally.batches - before.batches)
+        return RoundOutcome(
+            arrays=arrays,
+            train_metrics={
+                "cumulative_loss": tally.cumulative_loss,
+                "in_place_loss": (tally.cumulative_loss - before.cumulative_loss) / batches,
+                "in_place_accuracy": (tally.correct - before.correct) / batches,
+            },
+            memory=memory,
+            details=tally.to_details(),
+        )

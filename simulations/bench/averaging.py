@@ -1,0 +1,121 @@
+"""What dynamic averaging costs in time: quiet rounds, growth with the nodes, a balancing step.
+
+Figures are ratios within this one run, and how they grow. Nothing here asserts a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, Context, Message
+from flwr.clientapp import ClientApp
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+from torch.nn import functional as F
+
+from gems_flwr import wire
+from gems_flwr.averaging import Balancing, BalancingRule, Coordinator, LocalReport
+from gems_flwr.client import dynamic_averaging_mod
+from gems_flwr.client.guard import node_name
+from gems_flwr.runtime import InProcessGrid, MeteredGrid
+from gems_flwr.strategies import DynamicAveraging
+from simulations.models import cnn, mlp
+
+# Never violated: what is timed are rounds in which nothing happens.
+_QUIET = 1e12
+_BATCHES = (1, 10, 50)
+
+
+def quiet_round(build: Callable[[], nn.Module], nodes: int, rounds: int, batches: int) -> list[str]:
+    """Return a row: bare training, the same under the protocol, the ratio, bytes per round."""
+    model, inputs = build(), torch.rand(10, 1, 28, 28)
+    targets = torch.arange(10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step() -> None:
+        for _ in range(batches):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+
+    app = ClientApp(mods=[dynamic_averaging_mod()])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        (record,) = message.content.array_records.values()
+        model.load_state_dict(record.to_torch_state_dict())
+        step()
+        arrays = ArrayRecord(model.state_dict())
+        content = wire.pack_model_reply(arrays, {}, num_examples=10, name=node_name(context))
+        return Message(content, reply_to=message)
+
+    step()
+    started = time.perf_counter()
+    for _ in range(rounds * nodes):
+        step()
+    bare = (time.perf_counter() - started) / (rounds * nodes)
+
+    grid = MeteredGrid(InProcessGrid(app, nodes))
+    arrays = ArrayRecord(model.state_dict())
+    strategy = DynamicAveraging(delta=_QUIET, final_sync=False, min_nodes=1)
+    strategy.start(grid, arrays, num_rounds=1)
+    started = time.perf_counter()
+    strategy.start(grid, arrays, num_rounds=rounds + 1)
+    spent = (time.perf_counter() - started) / ((rounds + 1) * nodes)
+    quiet = grid.by_round[rounds + 1]
+    return [
+        str(nodes),
+        str(batches),
+        f"{bare * 1e3:.2f}",
+        f"{spent * 1e3:.2f}",
+        f"{spent / bare:.2f}",
+        f"{(quiet.bytes_up + quiet.bytes_down) / 1e3:.1f}",
+    ]
+
+
+def balancing_step(nodes: int, weights: int) -> float:
+    """Return the seconds in which a coordinator averages all models and moves the reference."""
+    rng = np.random.default_rng(0)
+    models = {str(n): {"w": rng.normal(size=weights).astype(np.float32)} for n in range(nodes)}
+    coordinator = Coordinator({"w": np.zeros(weights, np.float32)})
+    reports = {name: LocalReport(float(weights)) for name in models}
+    rule = BalancingRule(delta=1e-9)
+    started = time.perf_counter()
+    balancing = Balancing.begin(rule, coordinator, reports, models)
+    balancing.query(rng)
+    balancing.finish()
+    return time.perf_counter() - started
+
+
+def report(console: Console, quick: bool) -> None:
+    """Print the tables."""
+    console.print(
+        "\n[bold]What a quiet round of dynamic averaging costs[/bold]: milliseconds per node and "
+        "round for bare training\nand with the protocol on the in-process grid, kilobytes of all "
+        "nodes together."
+    )
+    builds: dict[str, Callable[[], nn.Module]] = {
+        "784-64-10": lambda: mlp(input_shape=(1, 28, 28), classes=10, hidden=(64,), dropout=0.0),
+        "the CNN, 1,199,882 weights": lambda: cnn(input_shape=(1, 28, 28), classes=10),
+    }
+    for name, build in builds.items():
+        small = name == "784-64-10"
+        table = Table(title=name, title_justify="left")
+        for heading in ("nodes", "batches", "bare ms", "protocol ms", "ratio", "KB per round"):
+            table.add_column(heading, justify="right")
+        counts = (10, 100, 1000) if small and not quick else (10,)
+        for nodes in counts:
+            table.add_row(*quiet_round(build, nodes, 2, 1))
+        for batches in _BATCHES[1:2] if quick else _BATCHES[1:]:
+            table.add_row(*quiet_round(build, 10, 2, batches))
+        console.print(table)
+    table = Table(title="Balancing in which all models come in, ms", title_justify="left")
+    for heading in ("nodes", "50,890 weights"):
+        table.add_column(heading, justify="right")
+    for nodes in (10, 100) if quick else (10, 100, 1000):
+        table.add_row(str(nodes), f"{balancing_step(nodes, 50_890) * 1e3:.1f}")
+    console.print(table)

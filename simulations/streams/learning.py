@@ -1,0 +1,96 @@
+"""Learning from a stream: for each batch measure, then step.
+
+The loss that counts is that of the model as it was *before* the batch (in-place loss, Kamp et al.
+2018, Equation 1). Following Keras, and the measurements that these runs are compared with, a batch
+counts with the mean loss of its samples, and gradients are means likewise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional as F
+
+from gems_flwr import wire
+from gems_flwr.averaging import Arrays
+from simulations.training import TrainOptions, make_optimizer, placed, seeded, torch_threads
+
+
+def learn(
+    model: nn.Module,
+    batches: Iterable[tuple[NDArray, NDArray]],
+    *,
+    scale: float,
+    options: TrainOptions,
+    seed: int,
+    memory: Arrays,
+    device: str = "cpu",
+    threads: int = 1,
+) -> tuple[int, dict[str, float], Arrays]:
+    """Train a model in place, one step per batch.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Maps a batch to logits.
+    batches : iterable of (features, labels)
+        In order; features as stored.
+    scale : float
+        Factor of the stored features.
+    options : TrainOptions
+        The optimiser; epochs, patience and batch size do not matter here.
+    seed : int
+        Source of dropout.
+    memory : mapping from str to ndarray
+        The optimiser's state after the last batch before these; empty at first.
+    device, threads
+        As in `simulations.training.fit`.
+
+    Returns
+    -------
+    tuple
+        Number of samples; the metrics that a node reports; the optimiser's state.
+    """
+    where = torch.device(device)
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = make_optimizer(weights, options)
+    _load(optimizer, weights, memory)
+    examples = count = 0
+    loss_sum = correct = 0.0
+    with torch_threads(threads), placed(model, where, training=True), seeded(seed, where):
+        for features, labels in batches:
+            inputs = torch.tensor(features, dtype=torch.float32, device=where) * scale
+            targets = torch.tensor(labels, device=where)
+            logits = model(inputs)
+            loss = F.cross_entropy(logits, targets)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            loss_sum += loss.item()
+            correct += (logits.argmax(1) == targets).sum().item() / len(labels)
+            examples += len(labels)
+            count += 1
+    metrics = {wire.LOSS_SUM: loss_sum, wire.CORRECT_SHARE_SUM: correct, wire.BATCHES: count}
+    return examples, metrics, _dump(optimizer, weights)
+
+
+def _dump(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter]) -> Arrays:
+    """Return an optimiser's state as arrays; plain SGD has none."""
+    return {
+        f"{position}/{key}": value.detach().cpu().numpy().copy()
+        for position, weight in enumerate(weights)
+        for key, value in optimizer.state.get(weight, {}).items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+def _load(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter], memory: Arrays) -> None:
+    for name, array in memory.items():
+        position, _, key = name.partition("/")
+        weight = weights[int(position)]
+        value = torch.from_numpy(array.copy())
+        # A count of steps lives on the CPU unless the optimiser is fused on a GPU, as torch has it.
+        optimizer.state[weight][key] = value if key == "step" else value.to(weight.device)

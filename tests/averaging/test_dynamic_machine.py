@@ -1,0 +1,292 @@
+"""What Kamp et al. 2018 prove of dynamic averaging, checked on the pure state machine."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gems_flwr.averaging import (
+    Balancing,
+    BalancingRule,
+    Coordinator,
+    LocalReport,
+    divergence,
+    squared_distance,
+    weighted_mean,
+)
+
+ROUNDING = 1e-9
+
+
+class Federation:
+    """Nodes whose models walk at random, some of them away at times, and their coordinator."""
+
+    def __init__(self, rule, count, seed, weights=None):
+        self.rng = np.random.default_rng(seed)
+        self.rule = rule
+        start = {"w": self.rng.normal(size=4), "n": np.array(1)}
+        self.models = {str(i): dict(start) for i in range(count)}
+        self.weights = weights or dict.fromkeys(self.models, 1.0)
+        self.coordinator = Coordinator(start)
+        self.up = self.down = 0
+
+    def walk(self, scale):
+        for model in self.models.values():
+            model["w"] = model["w"] + scale * self.rng.normal(size=4)
+
+    def check(self, present, dies=()):
+        """Play one check with the nodes that are there; some die when they are asked."""
+        reports = {
+            name: LocalReport(
+                squared_distance(self.models[name], self.coordinator.reference), self.weights[name]
+            )
+            for name in present
+        }
+        violators = {}
+        if self.rule.condition == "local":
+            violators = {
+                name: self.models[name]
+                for name, report in reports.items()
+                if report.squared_distance > self.rule.delta
+            }
+        balancing = Balancing.begin(self.rule, self.coordinator, reports, violators)
+        while names := balancing.query(self.rng):
+            lost = [name for name in names if name in dies]
+            got = {name: self.models[name] for name in names if name not in lost}
+            balancing = balancing.receive(got, lost)
+        done = balancing.finish()
+        self.coordinator = done.coordinator
+        self.up += len(balancing.held)
+        self.down += len(done.receivers)
+        for name in done.receivers:
+            self.models[name] = dict(done.average)
+        return list(balancing.reports), done
+
+    def of(self, names):
+        return [self.models[n] for n in names], [self.weights[n] for n in names]
+
+
+rules = st.builds(
+    BalancingRule,
+    delta=st.floats(0.05, 5),
+    augmentation=st.sampled_from(["random", "doubling", "all"]),
+    order=st.sampled_from(["random", "nearest", "farthest"]),
+    condition=st.sampled_from(["local", "total"]),
+)
+
+
+@settings(deadline=None, max_examples=40)
+@given(rules, st.integers(1, 9), st.integers(0, 10**6), st.booleans(), st.booleans())
+def test_the_mean_stays_and_the_divergence_is_bounded_round_after_round(
+    rule, count, seed, weighted, flaky
+):
+    """Definition 2, over a hundred checks, for the nodes that take part; with weights, Algorithm 2.
+
+    A node that is away keeps its model, so the mean over *all* nodes stays as well.
+    """
+    rng = np.random.default_rng(seed)
+    weights = {str(i): float(rng.integers(1, 9)) for i in range(count)} if weighted else None
+    federation = Federation(rule, count, seed, weights)
+    everyone = list(federation.models)
+    for _ in range(100):
+        federation.walk(0.3)
+        present = [n for n in everyone if not flaky or rng.random() > 0.2] or everyone[:1]
+        dies = [n for n in present if flaky and rng.random() < 0.1]
+        before = weighted_mean(*federation.of(everyone))
+        took_part, done = federation.check(present, dies)
+        after = weighted_mean(*federation.of(everyone))
+        assert after["w"] == pytest.approx(before["w"], abs=ROUNDING)
+        if took_part:
+            assert divergence(*federation.of(took_part)) <= rule.delta + ROUNDING
+        if done.full:
+            assert federation.coordinator.reference["w"] == pytest.approx(done.average["w"])
+
+
+@settings(deadline=None)
+@given(st.integers(1, 8), st.integers(0, 10**6), st.floats(0.01, 10))
+def test_without_a_violation_the_divergence_is_within_the_threshold(count, seed, delta):
+    """The local-condition theorem: r need not be the mean. The mean of squares suffices, too."""
+    rng = np.random.default_rng(seed)
+    reference = {"w": rng.normal(size=5)}
+    steps = rng.normal(size=(count, 5))
+    lengths = np.sqrt(delta * rng.random(count)) / np.linalg.norm(steps, axis=1)
+    models = [
+        {"w": reference["w"] + step * size} for step, size in zip(steps, lengths, strict=True)
+    ]
+    distances = [squared_distance(model, reference) for model in models]
+    assert max(distances) <= delta * (1 + ROUNDING)
+    assert divergence(models) <= np.mean(distances) + ROUNDING <= delta + 2 * ROUNDING
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 10**6))
+def test_continuous_averaging_is_mini_batch_sgd_on_all_data(count, batch, seed):
+    """Proposition 3, step for step in double precision: least squares, gradients summed.
+
+    m learners with batch B and rate η equal one learner with batch mB and rate η/m.
+    """
+    rng = np.random.default_rng(seed)
+    rate, serial = 0.01, np.zeros(3)
+    models = [{"w": np.zeros(3)} for _ in range(count)]
+
+    def gradient(w, x, y):
+        return x.T @ (x @ w - y)
+
+    for _ in range(10):
+        x, y = rng.normal(size=(count, batch, 3)), rng.normal(size=(count, batch))
+        stepped = [
+            {"w": model["w"] - rate * gradient(model["w"], x[i], y[i])}
+            for i, model in enumerate(models)
+        ]
+        models = [weighted_mean(stepped, [1.0] * count)] * count
+        serial = serial - rate / count * gradient(serial, x.reshape(-1, 3), y.ravel())
+        assert models[0]["w"] == pytest.approx(serial, abs=1e-12)
+
+
+@settings(deadline=None, max_examples=40)
+@given(rules, st.integers(2, 8), st.integers(0, 10**6))
+def test_against_periodic_averaging_distances_grow_by_at_most_delta(rule, count, seed):
+    """Lemma 4: (1/m)Σ‖σ_Δ(d)ⁱ − σ_b(s)ⁱ‖² ≤ (1/m)Σ‖dⁱ − sⁱ‖² + Δ for any configurations d, s."""
+    federation = Federation(rule, count, seed)
+    federation.walk(1.0)
+    dynamic = [dict(m) for m in federation.models.values()]
+    rng = np.random.default_rng(seed + 1)
+    static = [{"w": rng.normal(size=4), "n": np.array(1)} for _ in range(count)]
+
+    def apart(left, right):
+        return np.mean([squared_distance(a, b) for a, b in zip(left, right, strict=True)])
+
+    before = apart(dynamic, static)
+    federation.check(list(federation.models))
+    mean = weighted_mean(static, [1.0] * count)
+    after = apart(list(federation.models.values()), [mean] * count)
+    assert after <= before + rule.delta + ROUNDING
+
+
+@settings(deadline=None, max_examples=25)
+@given(rules, st.integers(1, 9), st.integers(0, 10**6), st.floats(0.01, 3))
+def test_never_more_models_than_periodic_averaging_moves(rule, count, seed, scale):
+    """The worst case: in every check each present node sends and gets at most one model."""
+    federation = Federation(rule, count, seed)
+    rng = np.random.default_rng(seed)
+    periodic = 0
+    for _ in range(200):
+        federation.walk(scale)
+        present = [n for n in federation.models if rng.random() > 0.1]
+        if not present:
+            continue
+        federation.check(present, dies=[n for n in present if rng.random() < 0.05])
+        periodic += 2 * len(present)
+        assert federation.up + federation.down <= periodic
+
+
+# --- single decisions ---------------------------------------------------------------------------
+
+
+def at(*values):
+    return {str(i): {"w": np.array([float(v)])} for i, v in enumerate(values)}
+
+
+def begin(models, rule, violations=0):
+    origin = Coordinator({"w": np.zeros(1)}, violations)
+    reports = {n: LocalReport(squared_distance(m, origin.reference)) for n, m in models.items()}
+    violators = {n: m for n, m in models.items() if reports[n].squared_distance > rule.delta}
+    if rule.condition == "total":
+        violators = {}
+    return Balancing.begin(rule, origin, reports, violators)
+
+
+RNG = np.random.default_rng(0)
+
+
+def test_violators_that_balance_each_other_need_nobody_else():
+    """2 and −2 violate Δ = 1; their mean 0 is in the ball. Both get it, the others keep theirs."""
+    balancing = begin(at(2, -2, 0.5, 0.1, 0.2), BalancingRule(delta=1))
+    assert balancing.query(RNG) == ()
+    done = balancing.finish()
+    assert done.receivers == ("0", "1")
+    assert done.average["w"] == 0
+    assert not done.full
+    assert done.coordinator.violations == 2
+
+
+def test_the_counter_forces_a_full_synchronisation_even_if_it_jumps_past_m():
+    """V = 3 of m = 4, two violators more: 5 ≥ 4. All others are asked at once; v starts at 0."""
+    models = at(2, -2, 0.5, 0.1)
+    balancing = begin(models, BalancingRule(delta=1), violations=3)
+    assert balancing.query(RNG) == ("2", "3")
+    done = balancing.receive({n: models[n] for n in ("2", "3")}).finish()
+    assert done.full
+    assert done.coordinator.violations == 0
+    assert done.coordinator.reference["w"] == pytest.approx(0.15)
+
+
+@pytest.mark.parametrize(
+    ("augmentation", "sizes"), [("random", [1] * 7), ("doubling", [1, 2, 4]), ("all", [7])]
+)
+def test_more_models_are_asked_for_as_the_augmentation_says(augmentation, sizes):
+    """One violator far out among eight nodes: no mean is ever in the ball, so all are asked.
+
+    Doubling has 1, then 2, then 4 in; 4 more would be 8 > 8/2, so it asks for the four left.
+    """
+    models = at(100, 0, 0, 0, 0, 0, 0, 0)
+    balancing = begin(models, BalancingRule(delta=1, augmentation=augmentation))
+    asked = []
+    while names := balancing.query(RNG):
+        asked.append(len(names))
+        balancing = balancing.receive({n: models[n] for n in names})
+    assert asked == sizes
+    assert balancing.finish().full
+
+
+def test_the_nearest_or_the_farthest_are_asked_first():
+    models = at(3, 0.9, 0.1, 0.5, 0.7, 0.6, 0.65, 0.75)
+    for order, first in (("nearest", "2"), ("farthest", "1")):
+        rule = BalancingRule(delta=1, order=order)
+        assert begin(models, rule).query(RNG) == (first,)
+
+
+def test_the_total_condition_lets_a_single_violator_be():
+    """Squares 1.44, 0, 0, 0 have the mean 0.36 ≤ 1: no model is needed although 1.44 > 1."""
+    balancing = begin(at(1.2, 0, 0, 0), BalancingRule(delta=1, condition="total"))
+    assert balancing.query(RNG) == ()
+    assert balancing.finish().average is None
+
+
+def test_a_node_that_dies_when_asked_is_out_of_the_round():
+    """3 alone violates; the other two die on request: [m] is then the violator alone, and full."""
+    balancing = begin(at(3, 0, 0), BalancingRule(delta=1, augmentation="all"))
+    assert set(balancing.query(RNG)) == {"1", "2"}
+    done = balancing.receive({}, lost=["1", "2"]).finish()
+    assert done.receivers == ("0",)
+    assert done.full
+
+
+def test_buffers_are_averaged_but_do_not_count_and_counters_stay():
+    """The buffers are 10 apart, the weights 0: nothing is violated; averaged they meet at 5."""
+    rule = BalancingRule(delta=1, ignore={"mean"})
+    models = {
+        name: {"w": np.array([w]), "mean": np.array([m]), "n": np.array(int(m))}
+        for name, w, m in (("a", 2.0, 0.0), ("b", -2.0, 10.0))
+    }
+    assert squared_distance(models["a"], models["b"], rule.ignore) == 16
+    origin = Coordinator({"w": np.zeros(1), "mean": np.zeros(1), "n": np.array(7)})
+    reports = dict.fromkeys(models, LocalReport(4.0))
+    done = Balancing.begin(rule, origin, reports, models).finish()
+    assert done.average["mean"] == 5
+    assert done.coordinator.reference["n"] == 7
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"delta": 0}, "delta must be a number above 0"),
+        ({"delta": 1, "augmentation": "some"}, r"augmentation must be one of \['random'"),
+        ({"delta": 1, "order": "name"}, "order must be one of"),
+        ({"delta": 1, "condition": "global"}, "condition must be one of"),
+        ({"delta": 1, "mean": "mode"}, "mean must be one of"),
+    ],
+)
+def test_a_rule_out_of_range_is_refused_with_what_is_allowed(wrong, words):
+    with pytest.raises(ValueError, match=words):
+        BalancingRule(**wrong)
