@@ -63,6 +63,7 @@ def frontier_figure(summary: SettingSummary) -> Figure | None:
                     setting, (x, y), xytext=(4, 4), textcoords="offset points", fontsize=7.5
                 )
     axes.set_xscale("log")
+    axes.margins(x=0.1)  # room for what stands beside the points
     _label_bytes(axes, "x")
     axes.set_xlabel("bytes of the run, up + down (1 MB = 10⁶ bytes)")
     axes.set_ylabel("cumulative loss per node")

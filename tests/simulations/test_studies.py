@@ -86,6 +86,7 @@ def test_a_burst_is_what_is_sent_after_a_drift_beside_quiet_times(tmp_path):
     assert frontiers.burst(tmp_path, []) is None
 
 
+@pytest.mark.slow
 def test_strongly_different_beginnings_break_averaging(tmp_path, monkeypatch):
     """The claim of Figure A.8, on digits: ε = 1 is harmless, ε = 20 costs accuracy."""
     monkeypatch.setattr(initialisation, "NOISES", (0.0, 1.0, 20.0))
