@@ -56,6 +56,25 @@ def test_a_linear_layers_rows_are_what_the_layers_below_give():
     assert seen.activation.name == "relu"
 
 
+def test_the_activation_of_a_layer_above_is_not_its_own():
+    """The first layer calls its activation as a function; the tanh belongs to the second."""
+
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.g, self.c = (
+                nn.Linear(128, 4),
+                nn.Linear(4, 4),
+                nn.Tanh(),
+                nn.Linear(4, 2),
+            )
+
+        def forward(self, x):
+            return self.c(self.g(self.b(F.relu(self.a(x.flatten(1))))))
+
+    assert [read(index, Mixed()).activation.name for index in (0, 1)] == ["relu", "tanh"]
+
+
 def test_rows_beyond_the_limit_are_chosen_by_the_seed():
     every = {tuple(row.tolist()) for row in read(0).rows}
     some, same, other = read(0, max_rows=30), read(0, max_rows=30), read(0, max_rows=30, seed=1)

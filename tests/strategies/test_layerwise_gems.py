@@ -328,6 +328,7 @@ def with_value(column, value):
         (with_meta(layer=1), "layer: expected 0, got 1"),
         (with_meta(**{"server-round": 7}), "server-round: expected 1, got 7"),
         (with_meta(method="guessed"), "method"),
+        (with_meta(method="worst"), "method: expected sampled, got worst"),
         (with_meta(outgoing=2), "outgoing: expected 0, got 2"),
         (lambda content: content.pop("neurons"), "expected an ArrayRecord 'neurons'"),
         (lambda content: content.pop("space-meta"), "expected a ConfigRecord 'space-meta'"),
