@@ -187,6 +187,7 @@ class Turn:
         wanted = self.strategy.request(self.server_round, names, self.ledger)
         requests = {name: {"steps": steps, **wanted[name]} for name in names}
         replies = self._exchange(requests, at_least=self.strategy.min_nodes)
+        names = list(self.ids)
         lost = [name for name, reply in replies.items() if reply.needs_model]
         if lost:
             events = tuple((self.server_round, name) for name in lost)
@@ -194,7 +195,9 @@ class Turn:
                 self.tally, lost_states=(*self.tally.lost_states, *events)
             )
             self.ledger = self.ledger.restart(lost)
-            replies |= self._exchange({name: requests[name] for name in lost}, step="again")
+            wanted = self.strategy.request(self.server_round, lost, self.ledger)
+            requests = {name: {"steps": steps, **wanted[name]} for name in lost}
+            replies |= self._exchange(requests, step="again")
         self.replies = {
             name: replies[name]
             for name in names
@@ -325,6 +328,7 @@ class Turn:
         )
         answers = strategy.accept(collected, unpack, at_least=at_least)
         replies = {answer.node: answer.value for answer in answers}
+        ledger = self._learn_names(ledger)
         there = [name for name, reply in replies.items() if not reply.needs_model]
         self.ledger = ledger.acknowledge(there)
         # Whoever answered what cannot be used begins anew; whoever did not answer need not.
@@ -335,6 +339,12 @@ class Turn:
         models = sum(reply.arrays is not None for reply in replies.values())
         self.tally = self.tally.plus(models_up=models)
         return replies
+
+    def _learn_names(self, ledger: Ledger) -> Ledger:
+        """Go by the names that replies have told, where a node had been known by its id only."""
+        now = {name: self.strategy._roster.name(node) for name, node in self.ids.items()}
+        self.ids = {now[name]: node for name, node in self.ids.items()}
+        return ledger.renamed({old: new for old, new in now.items() if old != new})
 
     def _record(self, version: int) -> ArrayRecord:
         if version not in self._records:

@@ -114,6 +114,14 @@ class Ledger:
             pending={node: v for node, v in self.pending.items() if node not in nodes},
         )
 
+    def renamed(self, names: Mapping[str, str]) -> Ledger:
+        """Call nodes by other names: one that was too slow to introduce itself has a name now."""
+        return dataclasses.replace(
+            self,
+            known={names.get(node, node): each for node, each in self.known.items()},
+            pending={names.get(node, node): v for node, v in self.pending.items()},
+        )
+
     def after(self, synchronisation: Synchronisation) -> Ledger:
         """Note an average, to be delivered with the next messages to those who gave theirs."""
         if synchronisation.average is None:

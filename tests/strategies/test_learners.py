@@ -209,6 +209,26 @@ def test_a_node_that_lost_its_state_says_so_and_begins_from_the_reference():
     assert result.failures == ()
 
 
+class Nameless(InProcessGrid):
+    """Knows its nodes by their ids only; they tell their names with their replies."""
+
+    def get_nodes(self):
+        return []
+
+
+@pytest.mark.parametrize("delta", [1e9, 0.01])
+def test_nodes_that_tell_their_names_only_with_their_replies_are_the_same_nodes(delta):
+    """They introduce themselves to nobody here; under load they may just be too slow to."""
+    known = play(DynamicAveraging(delta=delta, augmentation="all"), rounds=4)
+    nameless = Nameless(walking_app(), 5)
+    result = play(DynamicAveraging(delta=delta, augmentation="all"), grid=nameless, rounds=4)
+    assert result.arrays["w"].numpy() == pytest.approx(known.arrays["w"].numpy())
+    assert result.details["models_up"] == known.details["models_up"]
+    assert result.details["models_down"] == known.details["models_down"]
+    assert result.details["lost_states"] == ()
+    assert result.failures == ()
+
+
 class Absent(InProcessGrid):
     """Its first node does not answer in some rounds."""
 
