@@ -33,6 +33,22 @@ METHODS = {
         "strategy.merge=verified",
         "train.epochs=10",
     ],
+    "dynamic averaging": [
+        "strategy=dynamic",
+        "strategy.delta=2.0",
+        "strategy.condition=total",
+        "strategy.augmentation=all",
+        "rounds=100",
+        "stream.batches_per_round=5",
+        "evaluate_every=10",
+    ],
+    "periodic averaging": [
+        "strategy=periodic",
+        "strategy.b=4",
+        "rounds=100",
+        "stream.batches_per_round=5",
+        "evaluate_every=10",
+    ],
     "fedavg": ["strategy=fedavg", "rounds=30", "train.epochs=5"],
 }
 SEEDS = (0, 1, 2)
