@@ -6,6 +6,7 @@ A model is a mapping from names to numpy arrays; nothing here knows about Flower
 - `robust`: the coordinate-wise and the geometric median, which a few bad models cannot move far.
 - `divergence`: squared distances between models.
 - `dynamic`: the coordinator of dynamic averaging as a pure state machine.
+- `threshold`: thresholds of dynamic averaging that move.
 """
 
 from gems_flwr.averaging.divergence import divergence, squared_distance
@@ -21,6 +22,7 @@ from gems_flwr.averaging.dynamic import (
 )
 from gems_flwr.averaging.means import Arrays, mean_metrics, weighted_mean, with_floats_of
 from gems_flwr.averaging.robust import MeanKind, combine, coordinate_median, geometric_median
+from gems_flwr.averaging.threshold import following_loss, steered
 
 __all__ = [
     "Arrays",
@@ -36,9 +38,11 @@ __all__ = [
     "combine",
     "coordinate_median",
     "divergence",
+    "following_loss",
     "geometric_median",
     "mean_metrics",
     "squared_distance",
+    "steered",
     "weighted_mean",
     "with_floats_of",
 ]

@@ -17,7 +17,7 @@ lowest layers are common to all nodes. The handler has to respect both; see
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import cast
 
 import numpy as np
@@ -89,7 +89,8 @@ def good_enough_mod(
             if reply.has_error():
                 return reply
             trained = wire.to_numpy(_arrays(reply))
-            _check_common(received, trained, output)
+            below = [key for key in received if key not in (output.weight, output.bias)]
+            _check_unchanged(received, trained, below)
         weight, bias = _layer(trained, output)
         name = node_name(context)
         space = build_space(
@@ -111,7 +112,9 @@ def good_enough_mod(
         if reply.has_error():
             return reply
         trained = wire.to_numpy(_arrays(reply))
-        _check_frozen(wire.to_numpy(_arrays(message)), trained, request.layer)
+        received = wire.to_numpy(_arrays(message))
+        below = weight_layers(received)[: request.layer]
+        _check_unchanged(received, trained, [key for layer in below for key in layer.keys])
         name, server_round = node_name(context), _round(message)
         balls = build_neurons(
             request,
@@ -164,35 +167,20 @@ def _round(message: Message) -> int:
     return cast(int, wire.instruction_config(message.content).get(wire.SERVER_ROUND, 0))
 
 
-def _check_frozen(sent: Arrays, trained: Arrays, count: int) -> None:
-    """Refuse a network whose frozen layers were changed, or that has other widths."""
+def _check_unchanged(sent: Arrays, trained: Arrays, frozen: Iterable[str]) -> None:
+    """Refuse a network of other shapes, or whose layers that all nodes share were changed."""
     shapes = {key: array.shape for key, array in sent.items()}
     if {key: array.shape for key, array in trained.items()} != shapes:
         raise ValueError(
             f"training returned arrays of other names or shapes than {shapes}; build the model at "
             "the widths that were sent, with resize_model"
         )
-    frozen = [key for layer in weight_layers(sent)[:count] for key in layer.keys]
     changed = [key for key in frozen if not np.array_equal(sent[key], trained[key])]
     if changed:
         raise ValueError(
-            f"training changed {changed}, which the server wants frozen; call freeze_layers"
-        )
-
-
-def _check_common(sent: Arrays, trained: Arrays, output: OutputLayer) -> None:
-    """Refuse a model whose lower layers were changed: the spaces would be about other inputs."""
-    if sent.keys() != trained.keys():
-        raise ValueError(f"training returned arrays {sorted(trained)}, not {sorted(sent)}")
-    changed = [
-        key
-        for key in sent
-        if key not in (output.weight, output.bias) and not np.array_equal(sent[key], trained[key])
-    ]
-    if changed:
-        raise ValueError(
-            f"training changed {changed}, below the output layer '{output.weight}'; GEMS in one "
-            "round needs them common to all nodes: call freeze_layers in training, or ask for cones"
+            f"training changed {changed}, which all nodes must have in common: the space would be "
+            "about other inputs; call freeze_layers in training (one round of GEMS can do "
+            "without training: ask for cones)"
         )
 
 

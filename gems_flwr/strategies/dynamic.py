@@ -32,15 +32,12 @@ from gems_flwr.averaging import (
     LocalReport,
     Order,
     Synchronisation,
+    following_loss,
+    steered,
 )
 from gems_flwr.runtime.seeding import generator
 from gems_flwr.strategies.learners import AskForModels, LocalLearners, Replies
 from gems_flwr.strategies.ledger import Ledger, Tally
-
-# How quickly the threshold follows: the share of the new loss in its running mean, and the change
-# of log Δ per check for each model per node that is moved too much.
-_MEMORY = 0.05
-_GAIN = 0.1
 
 
 @dataclass(kw_only=True, eq=False)
@@ -121,15 +118,12 @@ class DynamicAveraging(LocalLearners):
         batches = after.batches - before.batches
         if self.follow_loss and batches:
             loss = (after.cumulative_loss - before.cumulative_loss) / batches
-            first, mean = ledger.losses or (loss, loss)
-            mean += _MEMORY * (loss - mean)
-            delta = self.delta * (mean / first) ** self.follow_loss
-            return dataclasses.replace(ledger, delta=delta, losses=(first, mean))
+            delta, losses = following_loss(self.delta, self.follow_loss, ledger.losses, loss)
+            return dataclasses.replace(ledger, delta=delta, losses=losses)
         if self.target_rate is not None:
             moved = 2 * sum(n for r, n in after.synchronisations if r == ledger.round)
             rate = moved / max(1, len(ledger.known))
-            # In proportion to the gap, so that it comes to rest where the mean rate is the target.
-            delta = self._threshold(ledger) * math.exp(_GAIN * (rate - self.target_rate))
+            delta = steered(self._threshold(ledger), rate, self.target_rate)
             return dataclasses.replace(ledger, delta=delta)
         return ledger
 

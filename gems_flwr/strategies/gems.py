@@ -181,10 +181,6 @@ class Gems(RoundLoop):
         options = {name: getattr(self, name) for name in shared - {"epsilon"}}
         return SpaceRequest(kind=self.space, epsilon=epsilon, curve=curve, **options)
 
-    def aggregate(self, answers: Sequence[Answer[wire.ModelReply]]) -> Arrays:
-        """Not used: nodes send spaces, not models."""
-        raise NotImplementedError("GEMS aggregates spaces, not models")
-
     # --- the round ----------------------------------------------------------------------------
 
     def play_round(

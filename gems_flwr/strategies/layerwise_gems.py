@@ -183,10 +183,6 @@ class LayerwiseGems(RoundLoop):
             max_rows=self.max_rows,
         )
 
-    def aggregate(self, answers: Sequence[Answer[wire.ModelReply]]) -> Arrays:
-        """Not used: nodes send spaces, not models."""
-        raise NotImplementedError("GEMS aggregates spaces, not models")
-
     def play_round(
         self,
         server_round: int,

@@ -109,10 +109,6 @@ class LocalLearners(RoundLoop):
 
     # --- the loop -------------------------------------------------------------------------------
 
-    def aggregate(self, answers: Sequence[Answer[wire.ModelReply]]) -> Arrays:
-        """Not used: models stay on the nodes."""
-        raise NotImplementedError("local learners keep their models")
-
     def needs_names(self) -> bool:
         """The server keeps account of who has which model."""
         return True

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,9 +111,12 @@ class RoundLoop(Strategy):
 
     # --- what a strategy decides --------------------------------------------------------------
 
-    @abstractmethod
     def aggregate(self, answers: Sequence[Answer[wire.ModelReply]]) -> Arrays:
-        """Make the new global arrays out of the nodes' models, which come ordered by name."""
+        """Make the new global arrays out of the nodes' models, which come ordered by name.
+
+        A strategy overrides this, or `play_round` if its nodes do not send models.
+        """
+        raise NotImplementedError(f"{self._name} aggregates no models, it plays its own rounds")
 
     def score(self, members: Sequence[NDArray], labels: NDArray) -> dict[str, float]:
         """Score what this strategy's arrays predict.

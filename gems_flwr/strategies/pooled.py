@@ -46,10 +46,6 @@ class Pooled(RoundLoop):
 
     rounds_needed: ClassVar[int | None] = 1
 
-    def aggregate(self, answers: Sequence[Answer[wire.ModelReply]]) -> Arrays:
-        """Not used: nodes send data, not models."""
-        raise NotImplementedError("a pooled run aggregates data, not models")
-
     def play_round(
         self,
         server_round: int,

@@ -38,10 +38,6 @@ class Serial(RoundLoop):
 
     learn: Learn
 
-    def aggregate(self, answers: Sequence[Answer[wire.ModelReply]]) -> Arrays:
-        """Not used: there is one model."""
-        raise NotImplementedError("a serial learner has nothing to aggregate")
-
     def play_round(
         self,
         server_round: int,

@@ -3,11 +3,16 @@
 import json
 import os
 
+import numpy as np
 import pytest
+import torch
 from rich.console import Console
 from safetensors.numpy import load_file
 
+from gems_flwr import wire
+from gems_flwr.networks import freeze_layers
 from simulations.config import compose_config
+from simulations.experiment import experiment_of
 from simulations.run import run
 
 
@@ -44,12 +49,42 @@ def test_deep_networks_take_a_round_per_layer(tmp_path):
     assert result["accuracy"] > 0.5
 
 
-def test_a_harder_local_task_gives_better_neurons(tmp_path):
+def test_a_harder_local_task_gives_other_neurons_and_the_same_classes(tmp_path):
+    """Ten clusters of two classes each would be twenty outputs; the network keeps its ten."""
     options = ["model=mlp", "train.epochs=20", "train.patience=null", "strategy.merge=concat"]
     plain = finish(tmp_path / "plain", *options)
-    split = finish(tmp_path / "split", *options, "train.subclasses=5")
-    assert split["details"]["hidden"] == [250]
-    assert split["accuracy"] >= plain["accuracy"] - 0.01
+    split = finish(tmp_path / "split", *options, "train.subclasses=10")
+    a, b = (load_file(tmp_path / name / "model.safetensors") for name in ("plain", "split"))
+    assert {k: v.shape for k, v in a.items()} == {k: v.shape for k, v in b.items()}
+    assert not np.array_equal(a["1.weight"], b["1.weight"])
+    assert min(plain["accuracy"], split["accuracy"]) > 0.9
+
+
+def test_the_output_layer_alone_is_trained_for_its_own_number_of_epochs():
+    config = compose_config(["strategy=gems_layerwise", "model=mlp", "train.output_epochs=3"])
+    task = experiment_of(config.to_json()).task(0)
+    model = task.build_model()
+    freeze_layers(model, 1)
+    before = model[1].weight.clone()
+    report = task.train(model, seed=0, config={wire.FROZEN_LAYERS: 1, wire.SERVER_ROUND: 2})
+    assert report.metrics["epochs"] == 3
+    assert torch.equal(model[1].weight, before)
+
+
+def test_nodes_start_later_hidden_layers_from_weights_of_their_own():
+    """The paper's nodes differ in their initial weights, in every layer; frozen ones stay."""
+    options = ["strategy=gems_layerwise", "model=mlp", "model.hidden=[6,5]", "train.lr=1e-12"]
+    experiment = experiment_of(compose_config([*options, "train.epochs=1"]).to_json())
+    asked = {wire.NEURON_REQUEST: "", wire.FROZEN_LAYERS: 1, wire.SERVER_ROUND: 2}
+    trained = []
+    for node in (0, 1):
+        model = experiment.build_model()
+        freeze_layers(model, 1)
+        experiment.task(node).train(model, seed=node, config=asked)
+        trained.append(model)
+    one, two = trained
+    assert torch.equal(one[1].weight, two[1].weight)
+    assert not torch.allclose(one[4].weight, two[4].weight, atol=1e-3)
 
 
 @pytest.mark.slow
