@@ -1,13 +1,13 @@
 """The repository as a Flower app: what ``flwr run .`` starts, on simulated or on real nodes.
 
 The run config's ``overrides`` are those of ``python -m simulations.run``; ``output`` is the
-folder for the results. A node's data is its ``partition-id`` of the config's partition.
+folder for the results. A node's data is what its ``--node-config`` says: ``data='/srv/data'``, a
+folder of its own (see `simulations.data.own`), or ``partition-id=0``, a part of the config's data.
 """
 
 from __future__ import annotations
 
 import functools
-import logging
 import shlex
 from pathlib import Path
 
@@ -15,7 +15,9 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from gems_flwr.client import task_client_app
-from simulations.config import compose_config
+from gems_flwr.client.guard import node_name
+from gems_flwr.strategies.events import log_event
+from simulations.config import ConfigError, compose_config
 from simulations.execution import run_server
 from simulations.experiment import NodeTask, experiment_of
 
@@ -29,7 +31,15 @@ def _config_text(overrides: str) -> str:
 
 def _make_task(context: Context) -> NodeTask:
     text = _config_text(str(context.run_config["overrides"]))
-    return experiment_of(text).task(int(context.node_config["partition-id"]))
+    node = context.node_config
+    if "data" in node:
+        return experiment_of(text, str(node["data"])).own_task(node_name(context))
+    if "partition-id" not in node:
+        raise ConfigError(
+            "this node does not know its data: start it with --node-config \"data='/folder'\" or "
+            '"partition-id=0"'
+        )
+    return experiment_of(text).task(int(node["partition-id"]))
 
 
 client_app = task_client_app(_make_task, share_examples=True, seed_private_noise=True)
@@ -43,10 +53,10 @@ def main(grid: Grid, context: Context) -> None:
     output = str(context.run_config["output"])
     folder = Path(output) if output else Path("runs") / experiment.config.run_name()
     result = run_server(experiment, grid, folder)
-    logging.getLogger("flwr.gems").info(
-        "accuracy %s, %d bytes up, %d down, results in %s",
-        result["accuracy"],
-        result["bytes_up"],
-        result["bytes_down"],
-        folder.resolve(),
+    log_event(
+        "result",
+        accuracy=result["accuracy"],
+        bytes_up=result["bytes_up"],
+        bytes_down=result["bytes_down"],
+        folder=folder.resolve(),
     )

@@ -37,7 +37,7 @@ from gems_flwr.strategies import (
     split_members,
 )
 from simulations.config import ConfigError, RunConfig
-from simulations.data import Dataset, Examples, split_validation
+from simulations.data import Dataset, Examples, read_own_data, split_validation
 from simulations.streams import BatchSource, learn
 from simulations.training import TrainOptions, fit, probabilities, tensors
 
@@ -57,10 +57,13 @@ class Experiment:
     ----------
     config : RunConfig
         A validated config.
+    own_data : path, optional
+        In a deployment: where this node's own data lies. It is then the only share there is.
     """
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, own_data: str | Path | None = None) -> None:
         self.config = config
+        self._own_data = own_data
 
     # --- data ---------------------------------------------------------------------------------
 
@@ -75,8 +78,12 @@ class Experiment:
 
     @functools.cached_property
     def shares(self) -> Sequence[Share]:
-        """Every node's data."""
+        """Every node's data, as far as it is known here."""
         config, pool = self.config, self.dataset.train
+        if self._own_data is not None:
+            return [self._own_share(self._own_data)]
+        if not len(pool):
+            return []
         partition = self._build("partition")
         try:
             parts = partition(
@@ -93,6 +100,10 @@ class Experiment:
         seed = derive_seed(self.config.seed, "validation", node)
         train, validation = split_validation(examples.labels, self.config.validation, seed)
         return Share(examples.take(train), examples.take(validation))
+
+    def _own_share(self, path: str | Path) -> Share:
+        examples, validation = read_own_data(path, self.dataset)
+        return self._share(examples, 0) if validation is None else Share(examples, validation)
 
     @functools.cached_property
     def stream(self) -> BatchSource:
@@ -223,7 +234,16 @@ class Experiment:
                 f"partition-id {node} does not exist: the run's config has nodes="
                 f"{self.config.nodes}; give the federation as many nodes, or set nodes=…"
             )
+        if node >= len(self.shares):
+            raise ConfigError(
+                f"dataset={self.config.names['dataset']} has no shares to divide: tell this node "
+                "where its data lies, --node-config \"data='/folder'\""
+            )
         return NodeTask(self, node)
+
+    def own_task(self, name: str) -> NodeTask:
+        """Return what the node that this experiment's own data belongs to can do."""
+        return NodeTask(self, 0, name)
 
     # --- the server's side --------------------------------------------------------------------
 
@@ -301,9 +321,14 @@ class Experiment:
 
     def evaluate(
         self, strategy: RoundLoop, arrays: ArrayRecord, server_round: int = 0
-    ) -> MetricRecord:
-        """Score a strategy's arrays on the test set, as it is in a round where concepts drift."""
+    ) -> MetricRecord | None:
+        """Score a strategy's arrays on the test set, as it is in a round where concepts drift.
+
+        Returns None where the server has no test set.
+        """
         test = self.dataset.test
+        if not len(test):
+            return None
         if batches := self.config.stream.batches_per_round:
             test = self.stream.test(max(1, server_round * batches))
         members = []
@@ -325,9 +350,11 @@ class Experiment:
 class NodeTask(Task):
     """What one node of an experiment does with its share of the data."""
 
-    def __init__(self, experiment: Experiment, node: int) -> None:
+    def __init__(self, experiment: Experiment, node: int, name: str | None = None) -> None:
         self._experiment = experiment
         self._node = node
+        # What tells this node from others in draws of its own.
+        self._name = node if name is None else name
         self._share = experiment.shares[node]
         self._memory: Arrays = {}
 
@@ -343,7 +370,7 @@ class NodeTask(Task):
         if experiment.config.stream.is_on:
             return self._learn(model, seed, server_round)
         if experiment.config.own_initial_weights and (server_round == 1 or features_only):
-            start_afresh(model, experiment.new_model("node", self._node, server_round), seed)
+            start_afresh(model, experiment.new_model("node", self._name, server_round), seed)
         subclasses = experiment.config.train_options.subclasses
         if wire.FROZEN_LAYERS in config and not features_only:
             return Report(len(share), experiment.fit_output(model, share, seed))
@@ -408,6 +435,6 @@ def add_noise(model: nn.Module, scale: float, seed: int) -> None:
 
 
 @functools.lru_cache(maxsize=4)
-def experiment_of(config: str) -> Experiment:
+def experiment_of(config: str, own_data: str | None = None) -> Experiment:
     """Return the experiment of a config in JSON, building it once per process."""
-    return Experiment(RunConfig.from_json(config))
+    return Experiment(RunConfig.from_json(config), own_data)

@@ -19,8 +19,12 @@ HANDLER_RAISED = 2
 
 
 def node_name(context: Context) -> str:
-    """Return what a node calls itself: its partition in a simulation, its id elsewhere."""
-    return str(context.node_config.get("partition-id", context.node_id))
+    """Return what a node calls itself.
+
+    The ``name`` in its ``--node-config``, else its partition, as in a simulation, else its id.
+    """
+    config = context.node_config
+    return str(config.get("name", config.get("partition-id", context.node_id)))
 
 
 def fault_reply_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

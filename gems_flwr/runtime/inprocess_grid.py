@@ -104,9 +104,9 @@ class InProcessGrid(Grid):
         return set(self._configs)
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        """Return all nodes; a node's name is its ``partition-id`` where it has one."""
+        """Return all nodes; a node's name is its ``name`` or ``partition-id``, if it has one."""
         return [
-            NodeInfo(node_id=node, name=str(config.get("partition-id", "")))
+            NodeInfo(node_id=node, name=str(config.get("name", config.get("partition-id", ""))))
             for node, config in self._configs.items()
         ]
 

@@ -2,11 +2,13 @@
 
 An `Exchange` belongs to one round. It sends one message to each chosen node, keeps every reply
 on disk as it comes in, tells errors and silence from answers, validates the answers one by one
-and puts them into an order that does not depend on arrival. Whoever is left out is named.
+and puts them into an order that does not depend on arrival. Whoever is left out is named. A node
+that was lost on the way and is back is asked once more.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -18,7 +20,13 @@ from gems_flwr.errors import BadReplyError, Failure, RoundFailedError
 from gems_flwr.runtime.checkpoint import CheckpointFolder
 from gems_flwr.runtime.metered_grid import MeteredGrid
 from gems_flwr.strategies.callbacks import Callback
-from gems_flwr.strategies.roster import Roster, logger
+from gems_flwr.strategies.events import log_event, log_warning
+from gems_flwr.strategies.roster import Roster
+
+# Flower's codes, whose enum is not public, for what happens to messages between the apps: the message
+# or its reply expired, the node went away, or the process of its ClientApp died.
+_LOST = (3, 4, 5, 8)
+_RETURN_POLL_SECONDS = 0.5
 
 T = TypeVar("T")
 
@@ -49,6 +57,8 @@ class Exchange:
         Where replies are kept until the round is done.
     callbacks : sequence of Callback
         Who wants to hear of replies.
+    return_seconds : float, default 0
+        How long to wait for a lost node to come back.
     """
 
     server_round: int
@@ -57,6 +67,7 @@ class Exchange:
     timeout: float | None = None
     inbox: CheckpointFolder | None = None
     callbacks: Sequence[Callback] = ()
+    return_seconds: float = 0.0
     # By id until the round is over: a node may tell its name in its reply only.
     _asked: list[int] = field(default_factory=list)
     _answered: list[int] = field(default_factory=list)
@@ -94,33 +105,58 @@ class Exchange:
             self._asked.append(message.metadata.dst_node_id)
             kept = self.inbox and self.inbox.kept_reply(self._key(message), name)
             if kept:
-                logger.info("round %d: node %s had answered already", self.server_round, name)
+                log_event("reply_kept", round=self.server_round, node=name)
                 replies.append(Message(kept, reply_to=message))
             else:
                 outgoing.append(message)
-        for callback in self.callbacks:
-            callback.on_exchange(self.server_round, len(outgoing))
+        answers = self._ask(outgoing)
+        lost = [message for message in outgoing if _is_lost(answers.get(_receiver(message)))]
+        if again := self._returned(lost):
+            log_event("ask_again", round=self.server_round, nodes=len(again))
+            for message in again:
+                answers.pop(_receiver(message))
+            answers |= self._ask([_repeated(message) for message in again])
+        silent = {_receiver(message) for message in outgoing} - answers.keys()
+        for node_id in sorted(silent, key=self.roster.position):
+            self._fail(node_id, f"no reply within {self.timeout} s")
+        return [*replies, *answers.values()]
 
-        silent = {message.metadata.dst_node_id for message in outgoing}
-        for reply in self.grid.stream(outgoing, timeout=self.timeout):
+    def _ask(self, messages: list[Message]) -> dict[int, Message]:
+        """Send messages and return the replies by node, each kept on disk as it came in."""
+        assert self.grid is not None
+        for callback in self.callbacks:
+            callback.on_exchange(self.server_round, len(messages))
+        started, answers = time.monotonic(), dict[int, Message]()
+        waiting = {_receiver(message): message for message in messages}
+        for reply in self.grid.stream(messages, timeout=self.timeout):
             node_id = reply.metadata.src_node_id
-            if node_id not in silent:
-                logger.warning("round %d: an uncalled-for reply is dropped", self.server_round)
+            if waiting.pop(node_id, None) is None:
+                self._warn("uncalled_for_reply", node=self.roster.name(node_id))
                 continue
-            silent.discard(node_id)
-            replies.append(reply)
+            answers[node_id] = reply
             if reply.has_content():
                 self._learn(reply)
                 if self.inbox:
                     name = self.roster.name(node_id)
                     self.inbox.keep_reply(self._key(reply), name, reply.content)
+            self._log_reply(reply, time.monotonic() - started)
             for callback in self.callbacks:
                 callback.on_reply(
                     self.server_round, self.roster.name(node_id), not reply.has_error()
                 )
-        for node_id in sorted(silent, key=self.roster.position):
-            self._fail(node_id, f"no reply within {self.timeout} s")
-        return replies
+        return answers
+
+    def _returned(self, lost: list[Message]) -> list[Message]:
+        """Return the messages whose nodes are connected again, waiting for them if told to."""
+        assert self.grid is not None
+        deadline = time.monotonic() + self.return_seconds
+        while lost:
+            connected = set(self.grid.get_node_ids())
+            back = [message for message in lost if _receiver(message) in connected]
+            if len(back) == len(lost) or time.monotonic() >= deadline:
+                return back
+            time.sleep(_RETURN_POLL_SECONDS)
+        return []
 
     def accept(
         self, replies: Iterable[Message], unpack: Callable[[RecordDict], T], *, at_least: int = 0
@@ -169,7 +205,21 @@ class Exchange:
 
     def _fail(self, node_id: int, reason: str) -> None:
         self._failed.append((node_id, reason))
-        logger.warning("round %d: %s; it is left out", self.server_round, self.failures[-1])
+        self._warn("left_out", node=self.roster.name(node_id), reason=reason)
+
+    def _warn(self, event: str, **fields: object) -> None:
+        log_warning(event, round=self.server_round, **fields)
+
+    def _log_reply(self, reply: Message, seconds: float) -> None:
+        log_event(
+            "reply",
+            round=self.server_round,
+            node=self.roster.name(reply.metadata.src_node_id),
+            what=reply.metadata.message_type,
+            bytes=wire.payload_bytes(reply.content) if reply.has_content() else 0,
+            seconds=seconds,
+            usable=reply.has_content(),
+        )
 
     @staticmethod
     def _key(message: Message) -> str:
@@ -189,3 +239,21 @@ class Exchange:
             )
         return text
 
+
+
+def _receiver(message: Message) -> int:
+    return message.metadata.dst_node_id
+
+
+def _is_lost(reply: Message | None) -> bool:
+    return reply is not None and reply.has_error() and reply.error.code in _LOST
+
+
+def _repeated(message: Message) -> Message:
+    # Flower numbers every message; the same one cannot be sent twice.
+    return Message(
+        message.content,
+        dst_node_id=_receiver(message),
+        message_type=message.metadata.message_type,
+        group_id=message.metadata.group_id,
+    )

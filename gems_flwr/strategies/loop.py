@@ -28,10 +28,11 @@ from gems_flwr.errors import BadReplyError
 from gems_flwr.runtime.metered_grid import MeteredGrid
 from gems_flwr.runtime.seeding import generator
 from gems_flwr.strategies.callbacks import Callback
+from gems_flwr.strategies.events import log_event
 from gems_flwr.strategies.exchange import Answer, Exchange
 from gems_flwr.strategies.journal import Journal
 from gems_flwr.strategies.records import RoundOutcome, RoundRecord, RunResult, ServerState
-from gems_flwr.strategies.roster import Roster, logger, wait_for_nodes
+from gems_flwr.strategies.roster import Roster, wait_for_nodes
 from gems_flwr.strategies.stopping import StopRule
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -51,6 +52,9 @@ class RoundLoop(Strategy):
         How many nodes to wait for before the first round; `min_nodes` if not given.
     wait_seconds : float, default 60
         How long to wait for nodes.
+    return_seconds : float, default 0
+        How long, once the others have answered, to wait for a node that was lost in the middle
+        of an exchange (it crashed, its connection broke). If it is there, it is asked once more.
     fraction_train : float, default 1.0
         Share of the connected nodes that train in a round, in [0, 1]; never fewer than
         `min_nodes`.
@@ -75,6 +79,7 @@ class RoundLoop(Strategy):
     min_nodes: int = 2
     wait_for_nodes: int | None = None
     wait_seconds: float = 60.0
+    return_seconds: float = 0.0
     fraction_train: float = 1.0
     fraction_evaluate: float = 0.0
     seed: int = 0
@@ -99,8 +104,9 @@ class RoundLoop(Strategy):
                 f"wait_for_nodes ({self.wait_for_nodes}) must not be below "
                 f"min_nodes ({self.min_nodes})"
             )
-        if self.wait_seconds < 0:
-            raise ValueError(f"wait_seconds must be at least 0, got {self.wait_seconds}")
+        for name in ("wait_seconds", "return_seconds"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         if self.seed < 0:
             raise ValueError(f"seed must be at least 0, got {self.seed}")
         if self.resume and self.checkpoint_dir is None:
@@ -204,8 +210,9 @@ class RoundLoop(Strategy):
 
     def summary(self) -> None:
         """Log the strategy's settings."""
-        for setting in dataclasses.fields(self):
-            logger.info("\t%s = %s", setting.name, getattr(self, setting.name))
+        settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        plain = {k: v for k, v in settings.items() if isinstance(v, str | int | float | Path)}
+        log_event("settings", **plain)
 
     # --- tools for strategies -----------------------------------------------------------------
 
@@ -335,6 +342,7 @@ class RoundLoop(Strategy):
                 timeout=timeout,
                 inbox=journal.files if journal and self.keep_replies else None,
                 callbacks=self.callbacks,
+                return_seconds=self.return_seconds,
             )
             outcome = self.play_round(
                 number,
@@ -358,12 +366,13 @@ class RoundLoop(Strategy):
             state = state.after(record, outcome)
             if journal:
                 journal.save(state)
-            logger.info("%s", record)
+            log_event("round_end", **_logged(record))
             for callback in self.callbacks:
                 callback.on_round_end(record)
             stopped_because = self.reason_to_stop(state)
 
         result = state.result(stopped_because or "all rounds are done")
+        self._log_end(result)
         for callback in self.callbacks:
             callback.on_end(result)
         return result
@@ -396,10 +405,21 @@ class RoundLoop(Strategy):
         return state
 
     def _log_start(self, state: ServerState, rounds: int) -> None:
-        logger.info("Starting %s: %d of %d rounds are done", self._name, state.round, rounds)
+        log_event("start", strategy=self._name, rounds=rounds, done=state.round)
         self.summary()
         for callback in self.callbacks:
             callback.on_start(self._name, rounds, state.round)
+
+    def _log_end(self, result: RunResult) -> None:
+        log_event(
+            "end",
+            strategy=self._name,
+            rounds=result.history[-1].round,
+            because=result.stopped_because,
+            bytes_up=result.traffic.bytes_up,
+            bytes_down=result.traffic.bytes_down,
+            failures=len(result.failures),
+        )
 
     @property
     def _name(self) -> str:
@@ -418,6 +438,19 @@ class RoundLoop(Strategy):
         return wait_for_nodes(
             grid, wanted=wanted, at_least=self.min_nodes, seconds=self.wait_seconds
         )
+
+
+def _logged(record: RoundRecord) -> dict[str, object]:
+    metrics = record.server_metrics or record.evaluate_metrics or record.train_metrics
+    return {
+        "round": record.round,
+        "asked": len(record.nodes_asked),
+        "answered": len(record.nodes_answered),
+        "bytes_up": record.traffic.bytes_up,
+        "bytes_down": record.traffic.bytes_down,
+        "seconds": record.seconds,
+        **metrics,
+    }
 
 
 def _mean_of(answers: Sequence[Answer[Any]]) -> MetricRecord:

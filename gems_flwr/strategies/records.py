@@ -45,14 +45,6 @@ class RoundRecord:
                 return metrics[name]
         return None
 
-    def __str__(self) -> str:
-        metrics = self.server_metrics or self.evaluate_metrics or self.train_metrics
-        return (
-            f"round {self.round}: {len(self.nodes_answered)} of {len(self.nodes_asked)} nodes, "
-            f"{self.traffic.bytes_up:,} bytes up, {self.traffic.bytes_down:,} down"
-            + "".join(f", {name} {value:.4f}" for name, value in metrics.items())
-        )
-
     def to_json(self) -> dict[str, Any]:
         """Return a flat dict for `rounds.jsonl`."""
         record: dict[str, Any] = dataclasses.asdict(self)

@@ -6,7 +6,6 @@ the node) are not. Order by name, then, and two runs with one seed agree.
 
 from __future__ import annotations
 
-import logging
 import time
 
 from flwr.app import ConfigRecord, Message
@@ -14,10 +13,7 @@ from flwr.serverapp import Grid
 
 from gems_flwr import wire
 from gems_flwr.errors import NotEnoughNodesError
-
-# A child of Flower's logger: our lines appear where an operator already looks.
-logger = logging.getLogger("flwr.gems")
-
+from gems_flwr.strategies.events import log_event, log_warning
 
 class Roster:
     """Names of the nodes of one run."""
@@ -85,7 +81,7 @@ def wait_for_nodes(grid: Grid, *, wanted: int, at_least: int, seconds: float) ->
     """
     deadline = time.monotonic() + seconds
     while len(nodes := list(grid.get_node_ids())) < wanted and time.monotonic() < deadline:
-        logger.info("waiting for nodes: %d of %d are connected", len(nodes), wanted)
+        log_event("waiting_for_nodes", connected=len(nodes), wanted=wanted)
         time.sleep(min(1.0, max(0.01, seconds / 20)))
     if len(nodes) < at_least:
         raise NotEnoughNodesError(
@@ -93,5 +89,5 @@ def wait_for_nodes(grid: Grid, *, wanted: int, at_least: int, seconds: float) ->
             "start more nodes, lower min_nodes or raise wait_seconds"
         )
     if len(nodes) < wanted:
-        logger.warning("going on with %d nodes; %d were expected", len(nodes), wanted)
+        log_warning("too_few_nodes", connected=len(nodes), wanted=wanted)
     return nodes

@@ -9,6 +9,7 @@ from simulations.data.examples import Dataset, Examples
 from simulations.data.files import DATA_VARIABLE, MissingDataError
 from simulations.data.graphical import GeneratedDataset, graphical
 from simulations.data.images import cifar10, digits, fashion_mnist, ham10000, mnist
+from simulations.data.own import own, read_own_data
 from simulations.data.sampling import split_validation
 from simulations.data.vectors import cifar10_features, ham10000_features, tweets
 
@@ -26,6 +27,8 @@ __all__ = [
     "ham10000",
     "ham10000_features",
     "mnist",
+    "own",
+    "read_own_data",
     "split_validation",
     "tweets",
 ]

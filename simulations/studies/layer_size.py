@@ -165,7 +165,9 @@ def _one_run(config: RunConfig, first: Experiment, app: Any) -> tuple[float, flo
     experiment.__dict__.update(dataset=first.dataset, shares=first.shares)
     strategy = experiment.strategy(None, [])
     result = strategy.start(InProcessGrid(app, config.nodes), experiment.initial_arrays())
-    score = experiment.evaluate(strategy, result.arrays)["accuracy"]
+    metrics = experiment.evaluate(strategy, result.arrays)
+    assert metrics is not None
+    score = metrics["accuracy"]
     assert isinstance(score, float)
     layers = result.details["layers"]
     return score, float(sum(result.details["hidden"])), sum(len(e["uncovered"]) for e in layers)

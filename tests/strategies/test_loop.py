@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 from conftest import initial_arrays, record_equal, small_model, toy_app, train_reply
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
 
@@ -22,6 +22,7 @@ from gems_flwr.strategies import (
     RoundRecord,
     TargetReached,
 )
+from gems_flwr.strategies.events import log_event
 
 
 def start(strategy, grid, rounds=2, **kwargs):
@@ -197,7 +198,7 @@ def test_waiting_ends_with_a_clear_error(grid):
 def test_fewer_nodes_than_expected_are_enough_if_they_are_the_minimum(grid, caplog):
     result = start(FedAvg(wait_for_nodes=9, wait_seconds=0.05), grid, rounds=1)
     assert len(result.history[1].nodes_answered) == 5
-    assert "going on with 5 nodes; 9 were expected" in caplog.text
+    assert "event=too_few_nodes connected=5 wanted=9" in caplog.text
 
 
 # --- faults ---------------------------------------------------------------------------------
@@ -254,7 +255,7 @@ def test_a_run_goes_on_without_the_node_at_fault_and_says_who(fault, guarded, ca
     assert record.nodes_answered == ("0", "2", "3")
     assert [failure.node for failure in record.failures] == ["1"]
     assert expected in record.failures[0].reason
-    assert f"node 1: {record.failures[0].reason}" in caplog.text
+    assert "event=left_out round=1 node=1 reason=" in caplog.text
     assert result.failures == ((1, record.failures[0]),)
 
 
@@ -310,6 +311,61 @@ def test_a_resumed_round_asks_only_those_whose_replies_are_missing(tmp_path):
     assert record_equal(result.arrays, whole.arrays)
 
 
+class Losing(InProcessGrid):
+    """Loses node 1's first reply as a deployment does, and the node for some looks."""
+
+    def __init__(self, *arguments, looks_away=0, losses=1):
+        super().__init__(*arguments)
+        self.away, self.losses = 0, losses
+        self.looks_away, self.gone = looks_away, None
+
+    def collect(self, message_ids, *, timeout):
+        for reply in super().collect(message_ids, timeout=timeout):
+            if reply.content["node"]["name"] == "1" and self.losses:
+                self.losses, self.away = self.losses - 1, self.looks_away
+                self.gone = reply.metadata.src_node_id
+                question = Message(RecordDict(), dst_node_id=self.gone, message_type="train")
+                question.metadata._message_id = reply.metadata.reply_to_message_id
+                lost = Message(Error(code=5, reason="node is gone"), reply_to=question)
+                lost.metadata._src_node_id = self.gone
+                yield lost
+            else:
+                yield reply
+
+    def get_node_ids(self):
+        if self.away:
+            self.away -= 1
+            return [node for node in super().get_node_ids() if node != self.gone]
+        return super().get_node_ids()
+
+
+def test_a_node_that_was_lost_and_is_back_is_asked_once_more(caplog):
+    result = start(FedAvg(), Losing(toy_app(), 3), rounds=1)
+    assert result.history[1].nodes_answered == ("0", "1", "2")
+    assert result.history[1].failures == ()
+    assert "event=ask_again round=1 nodes=1" in caplog.text
+
+
+def test_a_lost_node_is_waited_for_as_long_as_told():
+    back = start(FedAvg(return_seconds=20), Losing(toy_app(), 3, looks_away=2), rounds=1)
+    assert back.history[1].nodes_answered == ("0", "1", "2")
+    gone = start(FedAvg(), Losing(toy_app(), 3, looks_away=2), rounds=1)
+    assert gone.history[1].nodes_answered == ("0", "2")
+    assert gone.history[1].failures == (Failure("1", "node is gone"),)
+
+
+def test_a_node_that_is_lost_twice_is_left_out():
+    result = start(FedAvg(), Losing(toy_app(), 3, losses=2), rounds=1)
+    assert result.history[1].nodes_answered == ("0", "2")
+    assert [failure.node for failure in result.history[1].failures] == ["1"]
+
+
+def test_what_a_node_says_cannot_forge_a_line_of_the_log(caplog):
+    log_event("left_out", node="1", reason='x\nevent=end failures=0 "')
+    line = caplog.records[-1].getMessage()
+    assert line == 'event=left_out node=1 reason="x\\nevent=end failures=0 \\""'
+
+
 def test_an_uncalled_for_reply_is_dropped(caplog):
     class Chatty(InProcessGrid):
         def collect(self, message_ids, *, timeout):
@@ -319,7 +375,7 @@ def test_an_uncalled_for_reply_is_dropped(caplog):
 
     result = start(FedAvg(), Chatty(toy_app(), 3), rounds=1)
     assert weight(result) == pytest.approx(small_model()["weight"] + 14 / 6)
-    assert "uncalled-for" in caplog.text
+    assert "event=uncalled_for_reply round=1" in caplog.text
 
 
 def test_nodes_that_cannot_evaluate_do_not_end_the_run():
@@ -430,8 +486,8 @@ def test_a_one_round_strategy_plays_one_round_whatever_it_is_told(grid):
 def test_the_settings_are_logged(grid, caplog):
     caplog.set_level(logging.INFO, "flwr")
     start(FedAvg(min_nodes=4), grid, rounds=1)
-    assert "min_nodes = 4" in caplog.text
-    assert "round 1: 5 of 5 nodes" in caplog.text
+    assert "event=settings min_nodes=4" in caplog.text
+    assert "event=round_end round=1 asked=5 answered=5 bytes_up=" in caplog.text
 
 
 def test_rounds_carry_their_own_traffic(grid):

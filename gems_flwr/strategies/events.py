@@ -1,0 +1,37 @@
+"""The run's log: one line per event, as ``key=value`` pairs that a person and a program can read.
+
+``event=reply round=3 node=hospital-2 what=train bytes=31744 seconds=4.1``. The lines go to a child of
+Flower's logger, so they appear where an operator already looks.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+
+logger = logging.getLogger("flwr.gems")
+
+
+def log_event(event: str, **fields: object) -> None:
+    """Log an event and what belongs to it; text with blanks or quotes is quoted as in JSON."""
+    if logger.isEnabledFor(logging.INFO):  # most simulations are quiet, and have many rounds
+        logger.info("%s", _line(event, fields))
+
+
+def log_warning(event: str, **fields: object) -> None:
+    """Log an event that an operator should look at."""
+    logger.warning("%s", _line(event, fields))
+
+
+def _line(event: str, fields: Mapping[str, object]) -> str:
+    return " ".join(f"{key}={_text(value)}" for key, value in {"event": event, **fields}.items())
+
+
+def _text(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    text = str(value)
+    # Names and reasons come from nodes: quoted, they cannot forge a second pair or a second line.
+    plain = text.isprintable() and not any(sign in text for sign in ' "=')
+    return text if plain and text else json.dumps(text, ensure_ascii=False)

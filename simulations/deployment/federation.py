@@ -1,0 +1,300 @@
+"""A SuperLink and SuperNodes in processes of their own, on loopback, with TLS and authentication.
+
+Use it as a context manager: whatever it started is stopped at the end, whatever happened::
+
+    with Federation(folder) as federation:
+        for number in range(3):
+            federation.start_node(f"hospital-{number}", f"partition-id={number}")
+        run = federation.run(app, {"overrides": "strategy=gems", "output": str(folder / "out")})
+
+Each process has a log in ``folder/logs``. Every process leads a group of its own, so that it and
+what it started can be killed together, as a machine that loses power would be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+from simulations.deployment.credentials import NodeKeys, make_node_keys, make_server_credentials
+
+_BIN = Path(sys.executable).parent
+_CONNECTION = "local-deployment"
+# How long Flower's own processes may take to come up, also on a busy machine.
+_START_SECONDS = 60.0
+_FINISHED = "finished:"
+T = TypeVar("T")
+
+
+class DeploymentError(RuntimeError):
+    """Something of the federation did not start or did not do as told; the message says what."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that the SuperLink accepted.
+
+    Parameters
+    ----------
+    identifier : int
+        Flower's run id.
+    federation : Federation
+        Where it runs.
+    """
+
+    identifier: int
+    federation: Federation
+
+    def status(self) -> str:
+        """Return Flower's word for it, such as ``running`` or ``finished:completed``."""
+        listing = self.federation.flwr(
+            "list", _CONNECTION, "--run-id", str(self.identifier), "--format", "json"
+        )
+        return str(json.loads(listing)["runs"][0]["status"])
+
+    def wait(self, seconds: float) -> str:
+        """Wait for the end and return the final status."""
+        return wait_until(
+            lambda: status if (status := self.status()).startswith(_FINISHED) else "",
+            seconds,
+            f"run {self.identifier} has not ended",
+        )
+
+    def log(self) -> str:
+        """Return what the ServerApp has logged so far."""
+        return self.federation.flwr("log", str(self.identifier), _CONNECTION, "--show")
+
+
+class Federation:
+    """A SuperLink and its SuperNodes.
+
+    Parameters
+    ----------
+    folder : Path
+        Where keys, logs, Flower's homes and the SuperLink's database go.
+    environment : mapping from str to str, optional
+        Added to the environment of every process, such as ``GEMS_FLWR_DATA``.
+    """
+
+    def __init__(self, folder: Path, environment: Mapping[str, str] | None = None) -> None:
+        self.folder = folder.resolve()
+        self.address = f"127.0.0.1:{free_port()}"
+        self._extra = dict(environment or {})
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._keys: dict[str, NodeKeys] = {}
+        self._credentials = make_server_credentials(self.folder / "credentials")
+        self._write_connection()
+
+    def __enter__(self) -> Self:
+        """Start the SuperLink."""
+        try:
+            self.start_superlink()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop everything."""
+        self.stop()
+
+    # --- processes ----------------------------------------------------------------------------
+
+    def start_superlink(self) -> None:
+        """Start the SuperLink, or start it again with the database that it had."""
+        host, port = self.address.split(":")
+        made = self._credentials
+        self._start(
+            "superlink",
+            "flower-superlink",
+            *("--host", host, "--port", port, "--database", str(self.folder / "superlink.db")),
+            *("--ssl-ca-certfile", str(made.authority), "--ssl-certfile", str(made.certificate)),
+            *("--ssl-keyfile", str(made.key), "--enable-supernode-auth"),
+            "--disable-runtime-dependency-installation",
+        )
+        wait_until(
+            lambda: self._alive("superlink") and _answers(host, int(port)),
+            _START_SECONDS,
+            "the SuperLink does not answer",
+        )
+
+    def register(self, name: str) -> None:
+        """Make keys for a node and register the public one."""
+        self._keys[name] = make_node_keys(self.folder / "credentials", name)
+        public = str(self._keys[name].public)
+        self.flwr("supernode", "register", public, _CONNECTION, "--name", name)
+
+    def start_node(self, name: str, config: str, *, registered: bool = True) -> None:
+        """Start a SuperNode, or start it again as the same node.
+
+        Parameters
+        ----------
+        name : str
+            Its name in the federation.
+        config : str
+            The ``--node-config``, such as ``partition-id=0``.
+        registered : bool, default True
+            Whether to register the node's key with the SuperLink first.
+        """
+        if name not in self._keys:
+            if registered:
+                self.register(name)
+            else:
+                self._keys[name] = make_node_keys(self.folder / "credentials", name)
+        self._start(
+            name,
+            "flower-supernode",
+            *("--superlink", self.address, "--port", str(free_port()), "--node-config", config),
+            *("--root-certificates", str(self._credentials.authority)),
+            *("--auth-supernode-private-key", str(self._keys[name].private)),
+        )
+
+    def process(self, name: str) -> subprocess.Popen[bytes]:
+        """Return the process of a node, or of ``superlink``."""
+        return self._processes[name]
+
+    def kill(self, name: str) -> None:
+        """Kill a process and all that it started, as ``kill -9`` does."""
+        process = self._processes.pop(name)
+        _signal_group(process, signal.SIGKILL)
+        process.wait()
+
+    def stop(self) -> None:
+        """Stop everything that was started: politely, then not."""
+        for how, patience in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
+            for process in self._processes.values():
+                _signal_group(process, how)
+            deadline = time.monotonic() + patience
+            for process in self._processes.values():
+                try:
+                    process.wait(max(0.1, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    continue
+        # A leader may end before those that it started.
+        self._processes.clear()
+
+    # --- runs ---------------------------------------------------------------------------------
+
+    def run(self, app: Path, config: Mapping[str, str]) -> Run:
+        """Submit an app, with values for its run config."""
+        values = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+        said = self.flwr("run", str(app), _CONNECTION, "--format", "json", "-c", values)
+        return Run(int(json.loads(said[said.index("{") :])["run-id"]), self)
+
+    def flwr(self, *arguments: str) -> str:
+        """Call Flower's command line and return what it printed."""
+        done = subprocess.run(
+            [str(_BIN / "flwr"), *arguments],
+            cwd=self._neutral(),
+            env=self._environment("cli"),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        if done.returncode:
+            raise DeploymentError(f"flwr {' '.join(arguments)}: {done.stdout}{done.stderr}")
+        return done.stdout
+
+    def log(self, name: str) -> str:
+        """Return the log of a process."""
+        return (self.folder / "logs" / f"{name}.log").read_text(errors="replace")
+
+    # --- helpers ------------------------------------------------------------------------------
+
+    def _start(self, name: str, command: str, *arguments: str) -> None:
+        logs = self.folder / "logs"
+        logs.mkdir(exist_ok=True)
+        with (logs / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                [str(_BIN / command), *arguments],
+                cwd=self._neutral(),
+                env=self._environment(name),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def _alive(self, name: str) -> bool:
+        if self._processes[name].poll() is not None:
+            raise DeploymentError(f"{name} ended:\n{self.log(name)}")
+        return True
+
+    def _environment(self, name: str) -> dict[str, str]:
+        home = self.folder / "homes" / name
+        home.mkdir(parents=True, exist_ok=True)
+        if name == "cli":
+            (home / "config.toml").write_text(self._connection)
+        return {
+            **os.environ,
+            "PATH": f"{_BIN}{os.pathsep}{os.environ.get('PATH', '')}",
+            "FLWR_HOME": str(home),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            **self._extra,
+        }
+
+    def _neutral(self) -> Path:
+        # Flower's workers put their working directory first on the path.
+        folder = self.folder / "empty"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def _write_connection(self) -> None:
+        self._connection = (
+            f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n'
+            f'address = "{self.address}"\nroot-certificates = "{self._credentials.authority}"\n'
+        )
+
+
+def wait_until(condition: Callable[[], T], seconds: float, complaint: str) -> T:
+    """Ask until the answer is true, and return it.
+
+    Raises
+    ------
+    DeploymentError
+        With the complaint, if that took longer.
+    """
+    deadline = time.monotonic() + seconds
+    while not (answer := condition()):
+        if time.monotonic() > deadline:
+            raise DeploymentError(f"{complaint} after {seconds:g} s")
+        time.sleep(0.2)
+    return answer
+
+
+def free_port() -> int:
+    """Return a port of the loopback interface that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _answers(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+def _signal_group(process: subprocess.Popen[bytes], how: signal.Signals) -> None:
+    # The leader may have ended before the others of its group.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, how)
