@@ -6,15 +6,16 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test test-fast lint bench clean
+.PHONY: demo deploy-demo test test-fast lint bench clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo       several ways of federated learning compared on the digits data set"
-	@echo "make test       linters, types and the whole test suite"
-	@echo "make test-fast  the tests that take seconds"
-	@echo "make bench      what messages, spaces and neurons cost, as ratios in one run"
-	@echo "make clean      remove the environment and everything that runs wrote"
+	@echo "make demo         several ways of federated learning compared on the digits data set"
+	@echo "make deploy-demo  GEMS on a real SuperLink with TLS and three authenticated SuperNodes"
+	@echo "make test         linters, types and the whole test suite"
+	@echo "make test-fast    the tests that take seconds"
+	@echo "make bench        what messages, spaces and neurons cost, as ratios in one run"
+	@echo "make clean        remove the environment and everything that runs wrote"
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -27,6 +28,9 @@ $(STAMP): pyproject.toml
 
 demo: $(STAMP)
 	@$(BIN)/python -m simulations.demo
+
+deploy-demo: $(STAMP)
+	@$(BIN)/python -m simulations.deployment.demo
 
 test: $(STAMP) lint
 	@$(BIN)/python -m pytest --cov --cov-report=term --cov-fail-under=90

@@ -1,4 +1,9 @@
-"""The command line: ``python -m gems_flwr aggregate A B C -o model.safetensors``."""
+"""The command line.
+
+``python -m gems_flwr aggregate A B -o model.safetensors`` aggregates space files, ``show`` says
+what one holds, and ``run`` submits a Flower app and ends with a status that tells success from
+failure.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +14,19 @@ from pathlib import Path
 
 from gems_flwr.intersect import EmptyIntersectionError
 from gems_flwr.offline import OfflineError, aggregate_files, describe
+from gems_flwr.runtime.flower_cli import COMPLETED, FlowerCli, FlowerCliError
 from gems_flwr.spaces import SpaceError, load_space
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return 0 for success, 2 for bad input, 3 for an empty intersection."""
+    """Run a command.
+
+    Returns 0 for success, 1 for a run that failed, 2 for bad input, 3 for an empty intersection.
+    """
     options = _parser().parse_args(arguments)
     try:
         return int(options.run(options))
-    except (OfflineError, SpaceError, OSError) as error:
+    except (OfflineError, SpaceError, FlowerCliError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     except EmptyIntersectionError as error:
@@ -47,6 +56,13 @@ def _parser() -> argparse.ArgumentParser:
     show = commands.add_parser("show", help="say what a space file holds and reveals")
     show.add_argument("files", nargs="+", type=Path)
     show.set_defaults(run=_show)
+
+    run = commands.add_parser("run", help="flwr run, follow the log, and tell how it ended")
+    run.add_argument("app", nargs="?", default=".", help="folder of the Flower app")
+    run.add_argument("superlink", nargs="?", help="connection in Flower's config")
+    run.add_argument("-c", "--run-config", action="append", default=[], metavar="KEY=VALUE")
+    run.add_argument("--federation-config", metavar="KEY=VALUE")
+    run.set_defaults(run=_run)
     return parser
 
 
@@ -83,6 +99,19 @@ def _show(options: argparse.Namespace) -> int:
         for name, text in describe(load_space(path)):
             print(f"  {name}: {text}")
     return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    flwr = FlowerCli(options.superlink)
+    further = [part for value in options.run_config for part in ("-c", value)]
+    if options.federation_config:
+        further += ["--federation-config", options.federation_config]
+    run_id = flwr.submit(options.app, *further)
+    print(f"run {run_id} is submitted", flush=True)
+    flwr.follow(run_id)
+    status = flwr.wait(run_id)
+    print(f"run {run_id} is {status}")
+    return 0 if status == COMPLETED else 1
 
 
 if __name__ == "__main__":

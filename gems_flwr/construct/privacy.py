@@ -20,7 +20,7 @@ import math
 import numpy as np
 import torch
 from scipy.optimize import brentq
-from scipy.stats import norm
+from scipy.special import log_ndtr, ndtr
 from torch import Tensor
 
 from gems_flwr.construct.moments import ClassSums, in_chunks, sum_classes
@@ -64,8 +64,8 @@ def gaussian_noise(epsilon: float, delta: float, sensitivity: float) -> float:
 
     def excess(log_sigma: float) -> float:
         ratio = sensitivity / math.exp(log_sigma)
-        first = norm.cdf(ratio / 2 - epsilon / ratio)
-        second = math.exp(epsilon + norm.logcdf(-ratio / 2 - epsilon / ratio))
+        first = ndtr(ratio / 2 - epsilon / ratio)
+        second = math.exp(epsilon + log_ndtr(-ratio / 2 - epsilon / ratio))
         return float(first - second - delta)
 
     low, high = math.log(sensitivity) - 12, math.log(sensitivity) + 20

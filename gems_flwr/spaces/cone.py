@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from gems_flwr.spaces.covariance import (
     FullCovariance,
@@ -53,7 +53,7 @@ Rule = Literal["gaussian", "cantelli"]
 def kappa(epsilon: float, rule: Rule) -> float:
     """Return how many standard deviations the mean margin must be above zero."""
     if rule == "gaussian":
-        return float(norm.ppf(epsilon))
+        return float(ndtri(epsilon))
     return math.sqrt(epsilon / (1 - epsilon))
 
 

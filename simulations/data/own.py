@@ -21,8 +21,8 @@ _FILE, _VALIDATION = "data.npz", "validation.npz"
 
 def own(
     *,
-    input_shape: Sequence[int],
-    classes: int,
+    input_shape: Sequence[int] | None = None,
+    classes: int | None = None,
     scale: float = 1.0,
     test: str | None = None,
     data_dir: str | Path | None = None,
@@ -33,9 +33,9 @@ def own(
     Parameters
     ----------
     input_shape : sequence of int
-        Shape of one example, such as ``[30]`` or ``[3, 32, 32]``.
+        Shape of one example, such as ``[30]`` or ``[3, 32, 32]``; it must be given.
     classes : int
-        Number of classes, at least 2.
+        Number of classes, at least 2; it must be given.
     scale : float, default 1
         What features are multiplied with before a model sees them.
     test : str, optional
@@ -43,10 +43,12 @@ def own(
     data_dir, seed
         Not needed here: every data set is built with them.
     """
-    shape = tuple(int(length) for length in input_shape)
+    shape = tuple(input_shape or ())
     if not shape or min(shape) < 1:
-        raise ValueError(f"dataset.input_shape must be lengths from 1, got {list(input_shape)}")
-    if classes < 2:
+        raise ValueError(
+            f"dataset.input_shape must be lengths from 1, such as [30], got {input_shape}"
+        )
+    if classes is None or classes < 2:
         raise ValueError(f"dataset.classes must be at least 2, got {classes}")
     nothing = Examples(np.zeros((0, *shape), dtype=np.float32), np.zeros(0, dtype=np.int64))
     held_out = nothing if test is None else _read(Path(test), shape, classes)

@@ -4,6 +4,6 @@ For the deployment demo and the deployment tests. `credentials` makes keys and c
 `federation` starts, registers, runs and stops.
 """
 
-from simulations.deployment.federation import DeploymentError, Federation, Run
+from simulations.deployment.federation import DeploymentError, Federation, wait_until
 
-__all__ = ["DeploymentError", "Federation", "Run"]
+__all__ = ["DeploymentError", "Federation", "wait_until"]

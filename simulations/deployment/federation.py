@@ -5,10 +5,11 @@ Use it as a context manager: whatever it started is stopped at the end, whatever
     with Federation(folder) as federation:
         for number in range(3):
             federation.start_node(f"hospital-{number}", f"partition-id={number}")
-        run = federation.run(app, {"overrides": "strategy=gems", "output": str(folder / "out")})
+        run = federation.submit(app, overrides="strategy=gems", output=str(folder / "out"))
+        assert federation.flwr.wait(run) == COMPLETED
 
-Each process has a log in ``folder/logs``. Every process leads a group of its own, so that it and
-what it started can be killed together, as a machine that loses power would be.
+Each process has a log in ``folder/logs``, and can be killed together with what it started, as a
+machine that loses power would be.
 """
 
 from __future__ import annotations
@@ -22,58 +23,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
+from gems_flwr.runtime.flower_cli import FlowerCli
 from simulations.deployment.credentials import NodeKeys, make_node_keys, make_server_credentials
+from simulations.deployment.processes import family, send
 
 _BIN = Path(sys.executable).parent
 _CONNECTION = "local-deployment"
 # How long Flower's own processes may take to come up, also on a busy machine.
 _START_SECONDS = 60.0
-_FINISHED = "finished:"
+_STOP_SECONDS = 5.0
 T = TypeVar("T")
 
 
 class DeploymentError(RuntimeError):
     """Something of the federation did not start or did not do as told; the message says what."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run that the SuperLink accepted.
-
-    Parameters
-    ----------
-    identifier : int
-        Flower's run id.
-    federation : Federation
-        Where it runs.
-    """
-
-    identifier: int
-    federation: Federation
-
-    def status(self) -> str:
-        """Return Flower's word for it, such as ``running`` or ``finished:completed``."""
-        listing = self.federation.flwr(
-            "list", _CONNECTION, "--run-id", str(self.identifier), "--format", "json"
-        )
-        return str(json.loads(listing)["runs"][0]["status"])
-
-    def wait(self, seconds: float) -> str:
-        """Wait for the end and return the final status."""
-        return wait_until(
-            lambda: status if (status := self.status()).startswith(_FINISHED) else "",
-            seconds,
-            f"run {self.identifier} has not ended",
-        )
-
-    def log(self) -> str:
-        """Return what the ServerApp has logged so far."""
-        return self.federation.flwr("log", str(self.identifier), _CONNECTION, "--show")
 
 
 class Federation:
@@ -138,7 +105,7 @@ class Federation:
         """Make keys for a node and register the public one."""
         self._keys[name] = make_node_keys(self.folder / "credentials", name)
         public = str(self._keys[name].public)
-        self.flwr("supernode", "register", public, _CONNECTION, "--name", name)
+        self.flwr.call("supernode", "register", public, _CONNECTION, "--name", name)
 
     def start_node(self, name: str, config: str, *, registered: bool = True) -> None:
         """Start a SuperNode, or start it again as the same node.
@@ -172,44 +139,44 @@ class Federation:
     def kill(self, name: str) -> None:
         """Kill a process and all that it started, as ``kill -9`` does."""
         process = self._processes.pop(name)
-        _signal_group(process, signal.SIGKILL)
+        send(family(process.pid), signal.SIGKILL)
         process.wait()
+
+    def pause(self, name: str) -> None:
+        """Let a process and all that it started stand still, as a machine that hangs does."""
+        send(family(self._processes[name].pid), signal.SIGSTOP)
+
+    def wake(self, name: str) -> None:
+        """Let a process that stands still go on."""
+        send(family(self._processes[name].pid), signal.SIGCONT)
 
     def stop(self) -> None:
         """Stop everything that was started: politely, then not."""
-        for how, patience in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
-            for process in self._processes.values():
-                _signal_group(process, how)
-            deadline = time.monotonic() + patience
-            for process in self._processes.values():
-                try:
-                    process.wait(max(0.1, deadline - time.monotonic()))
-                except subprocess.TimeoutExpired:
-                    continue
-        # A leader may end before those that it started.
+        # Flower's workers have sessions of their own, and survive those that started them.
+        members = {pid for each in self._processes.values() for pid in family(each.pid)}
+        for process in self._processes.values():
+            send([process.pid], signal.SIGCONT)
+            send([process.pid], signal.SIGTERM)
+        deadline = time.monotonic() + _STOP_SECONDS
+        for process in self._processes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.1, deadline - time.monotonic()))
+        send(members, signal.SIGKILL)
+        for process in self._processes.values():
+            process.wait()
         self._processes.clear()
 
     # --- runs ---------------------------------------------------------------------------------
 
-    def run(self, app: Path, config: Mapping[str, str]) -> Run:
-        """Submit an app, with values for its run config."""
-        values = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
-        said = self.flwr("run", str(app), _CONNECTION, "--format", "json", "-c", values)
-        return Run(int(json.loads(said[said.index("{") :])["run-id"]), self)
+    @property
+    def flwr(self) -> FlowerCli:
+        """Flower's command line, connected to this SuperLink."""
+        return FlowerCli(_CONNECTION, self._environment("cli"), self._neutral())
 
-    def flwr(self, *arguments: str) -> str:
-        """Call Flower's command line and return what it printed."""
-        done = subprocess.run(
-            [str(_BIN / "flwr"), *arguments],
-            cwd=self._neutral(),
-            env=self._environment("cli"),
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        if done.returncode:
-            raise DeploymentError(f"flwr {' '.join(arguments)}: {done.stdout}{done.stderr}")
-        return done.stdout
+    def submit(self, app: Path, **config: str) -> int:
+        """Submit an app with values for its run config; return the run's id."""
+        values = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+        return self.flwr.submit(app, "-c", values)
 
     def log(self, name: str) -> str:
         """Return the log of a process."""
@@ -292,9 +259,3 @@ def _answers(host: str, port: int) -> bool:
             return True
     except OSError:
         return False
-
-
-def _signal_group(process: subprocess.Popen[bytes], how: signal.Signals) -> None:
-    # The leader may have ended before the others of its group.
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, how)

@@ -61,6 +61,7 @@ def test_the_promised_names_are_there():
         "ham10000",
         "ham10000_features",
         "mnist",
+        "own",
         "tweets",
     ]
 
@@ -101,7 +102,7 @@ def test_a_model_that_does_not_fit_the_data_is_the_configs_fault():
 
 
 @pytest.mark.parametrize(
-    "dataset", [d for d in options("dataset") if d not in ("digits", "graphical")], ids=lambda v: v
+    "dataset", [d for d in options("dataset") if d not in ("digits", "graphical", "own")]
 )
 def test_missing_data_is_said_with_what_to_put_where(dataset, tmp_path):
     experiment = Experiment(compose_config([f"dataset={dataset}", f"data_dir={tmp_path}"]))

@@ -1,0 +1,139 @@
+"""Real processes: a SuperLink with TLS, authenticated SuperNodes, and what if one of them dies."""
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from gems_flwr.__main__ import main as command_line
+from gems_flwr.runtime.flower_cli import COMPLETED
+from simulations.config import compose_config
+from simulations.deployment import Federation, wait_until
+from simulations.run import run
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+NODES = ("0", "1", "2")
+RUN_SECONDS = 280
+GEMS = "strategy=gems strategy.verify=true nodes=3 partition=iid"
+
+
+def start_node(federation, name):
+    federation.start_node(name, f"partition-id={name} num-partitions={len(NODES)}")
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    """A SuperLink and three nodes; a test that breaks something mends it again."""
+    with Federation(tmp_path_factory.mktemp("federation")) as federation:
+        for name in NODES:
+            start_node(federation, name)
+        yield federation
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory):
+    """What runs give on the in-process backend."""
+
+    def simulate(overrides):
+        config = compose_config([*overrides.split(), "progress=false"])
+        return run(config, tmp_path_factory.mktemp("simulated"), Console(quiet=True))
+
+    return simulate
+
+
+def submit(federation, overrides, output):
+    return federation.submit(ROOT, overrides=overrides, output=str(output))
+
+
+def result_of(federation, run_id, output):
+    status = federation.flwr.wait(run_id, RUN_SECONDS)
+    assert status == COMPLETED, federation.flwr.log(run_id)[-3000:]
+    return json.loads((output / "result.json").read_text())
+
+
+def rounds_done(output):
+    path = output / "rounds.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_every_kind_of_strategy_gives_the_numbers_of_the_simulation(
+    federation, simulated, tmp_path
+):
+    kinds = {
+        "gems": "strategy=gems nodes=3 partition=iid",
+        "layerwise": "strategy=gems_layerwise model=mlp nodes=3 partition=iid train.epochs=2",
+        "dynamic": "strategy=dynamic strategy.delta=0.01 rounds=1 nodes=3 partition=iid",
+    }
+    runs = {kind: submit(federation, kinds[kind], tmp_path / kind) for kind in kinds}
+    for kind, overrides in kinds.items():
+        deployed, expected = (
+            result_of(federation, runs[kind], tmp_path / kind),
+            simulated(overrides),
+        )
+        for key in ("accuracy", "loss", "bytes_up", "bytes_down", "rounds", "nodes_failed"):
+            assert deployed[key] == expected[key], (kind, key)
+    log = federation.flwr.log(runs["gems"])
+    assert "event=reply round=1 node=2 what=train bytes=" in log
+    assert "event=end strategy=Gems rounds=1" in log
+
+
+def test_a_node_whose_key_is_not_registered_is_refused(federation):
+    federation.start_node("stranger", "partition-id=0", registered=False)
+    wait_until(
+        lambda: federation.process("stranger").poll() is not None, 60, "the stranger lives on"
+    )
+    assert federation.process("stranger").returncode != 0
+    assert "stranger" not in federation.flwr.call("supernode", "list", "--format", "json")
+
+
+def test_a_killed_node_costs_its_own_part_and_comes_back_without_its_state(federation, tmp_path):
+    """Round 2 goes on without node 2; it returns, says that it lost its model, and goes on."""
+    output = tmp_path / "out"
+    learn = "strategy=dynamic strategy.delta=100 rounds=7 nodes=3 partition=iid evaluate_every=7"
+    run_id = submit(federation, learn, output)
+    wait_until(lambda: len(rounds_done(output)) > 1, 120, "round 1 has not ended")
+    federation.kill("2")
+    wait_until(
+        lambda: any(each["failures"] for each in rounds_done(output)), 150, "nobody missed node 2"
+    )
+    start_node(federation, "2")
+    result = result_of(federation, run_id, output)
+    assert {each["node"] for each in result["details"]["failures"]} == {"2"}
+    history = rounds_done(output)[1:]
+    assert all({"0", "1"} <= set(each["nodes_answered"]) for each in history)
+    assert history[-1]["nodes_answered"] == ["0", "1", "2"]
+    assert result["details"]["lost_states"] == 1
+
+
+def test_a_killed_server_resumes_and_asks_only_for_what_it_did_not_have(
+    federation, simulated, tmp_path
+):
+    output = tmp_path / "out"
+    federation.pause("2")
+    submit(federation, GEMS, output)
+    wait_until(lambda: len(list(output.glob("inbox/*"))) == 2, 120, "two spaces are not there")
+    federation.kill("superlink")
+    federation.wake("2")
+    assert not (output / "result.json").exists()
+    federation.start_superlink()
+    again = submit(federation, GEMS, output)
+    result, expected = result_of(federation, again, output), simulated(GEMS)
+    log = federation.flwr.log(again)
+    assert log.count("event=reply_kept") == 2
+    assert log.count("event=reply round=1 node=2 what=train") == 2  # its space, and its score
+    assert result["accuracy"] == expected["accuracy"]
+    assert result["details"]["node_scores"] == expected["details"]["node_scores"]
+
+
+def test_a_run_that_fails_ends_with_another_status(federation, tmp_path, monkeypatch, capfd):
+    """``flwr run`` would say 0."""
+    for name, value in federation.flwr.environment.items():
+        monkeypatch.setenv(name, value)
+    arguments = ["run", str(ROOT), federation.flwr.superlink, "-c"]
+    bad = f"overrides='{GEMS} strategy.min_nodes=9 strategy.wait_seconds=0' output='{tmp_path}'"
+    assert command_line([*arguments, bad]) == 1
+    assert "finished:failed" in capfd.readouterr().out
+    assert command_line(["run", str(tmp_path), federation.flwr.superlink]) == 2
