@@ -1,7 +1,8 @@
 """A Grid that runs the ClientApp in this process: no Ray, no network, starts at once.
 
 It is as strict as real Flower. Messages and node states are copied through Flower's own
-serialisation, so nothing is shared by accident and nothing passes that could not be sent. A
+serialisation (see `copying`), so nothing is shared by accident and nothing passes that could not
+be sent. A
 handler that raises gives an error reply; one that returns no reply, or does not return in
 time, gives none. Node ids are scattered numbers, in no relation to the order of the data.
 
@@ -24,20 +25,13 @@ from uuid import uuid4
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
-from flwr.common.serde import (
-    message_from_proto,
-    message_to_proto,
-    recorddict_from_proto,
-    recorddict_to_proto,
-)
-from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.node_pb2 import NodeInfo
-from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from gems_flwr.errors import describe_fault
+from gems_flwr.runtime.copying import copy_content, copy_message
 from gems_flwr.runtime.seeding import generator
 
 NodeConfig = Mapping[str, bool | int | float | str]
@@ -69,8 +63,8 @@ class InProcessGrid(Grid):
         self._run_config = dict(run_config or {})
         ids = generator(0, "node-ids").choice(2**62, size=len(nodes), replace=False)
         self._configs = dict(zip((int(i) for i in ids), map(dict, nodes), strict=True))
-        self._states: dict[int, bytes] = {}
-        self._pending: dict[str, bytes] = {}
+        self._states: dict[int, RecordDict] = {}
+        self._pending: dict[str, Message] = {}
         self._worker = _Worker()
         self.set_run(Run.create_empty(run_id=1))
 
@@ -117,7 +111,7 @@ class InProcessGrid(Grid):
             if message.metadata.dst_node_id not in self._configs:
                 raise ValueError(f"there is no node {message.metadata.dst_node_id}")
             message.metadata.__dict__["_message_id"] = str(uuid4())
-            self._pending[message.metadata.message_id] = _to_bytes(message)
+            self._pending[message.metadata.message_id] = copy_message(message)
             message_ids.append(message.metadata.message_id)
         return message_ids
 
@@ -136,7 +130,7 @@ class InProcessGrid(Grid):
         wanted = set(message_ids)
         for message_id in [key for key in self._pending if key in wanted]:
             # Taken off before it runs: a message is delivered once, whatever comes of it.
-            message = _from_bytes(self._pending.pop(message_id))
+            message = self._pending.pop(message_id)
             reply = self._deliver(message, timeout)
             if reply is not None:
                 yield reply
@@ -149,15 +143,16 @@ class InProcessGrid(Grid):
             run_id=self._run.run_id,
             node_id=node,
             node_config=dict(self._configs[node]),
-            state=_state_from_bytes(self._states.get(node, b"")),
+            # A copy: what a handler does to it before it fails is forgotten.
+            state=copy_content(self._states.get(node, RecordDict())),
             run_config=dict(self._run_config),
         )
         try:
             reply = self._worker.call(lambda: self._app(message, context), timeout)
             if reply is None:
                 return None
-            sent = _from_bytes(_to_bytes(reply))
-            state = recorddict_to_proto(context.state).SerializeToString()
+            sent = copy_message(reply)
+            state = copy_content(context.state)
         except TimeoutError:
             self._worker = _Worker()
             return None
@@ -204,18 +199,6 @@ class _Worker:
                 outcome = (None, RuntimeError(f"the app exited: {error!r}"))
             del function
             self._outcomes.put(outcome)
-
-
-def _to_bytes(message: Message) -> bytes:
-    return bytes(message_to_proto(message).SerializeToString())
-
-
-def _from_bytes(data: bytes) -> Message:
-    return message_from_proto(ProtoMessage.FromString(data))
-
-
-def _state_from_bytes(data: bytes) -> RecordDict:
-    return recorddict_from_proto(ProtoRecordDict.FromString(data))
 
 
 def _with_id(reply: Message) -> Message:

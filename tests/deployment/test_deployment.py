@@ -105,7 +105,7 @@ def test_a_killed_node_costs_its_own_part_and_comes_back_without_its_state(feder
     history = rounds_done(output)[1:]
     assert all({"0", "1"} <= set(each["nodes_answered"]) for each in history)
     assert history[-1]["nodes_answered"] == ["0", "1", "2"]
-    assert result["details"]["lost_states"] == 1
+    assert [node for _, node in result["details"]["lost_states"]] == ["2"]
 
 
 def test_a_killed_server_resumes_and_asks_only_for_what_it_did_not_have(
