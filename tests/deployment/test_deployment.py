@@ -12,7 +12,8 @@ from simulations.config import compose_config
 from simulations.deployment import Federation, wait_until
 from simulations.run import run
 
-pytestmark = pytest.mark.slow
+# One federation for all of them, so one worker.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("deployment")]
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES = ("0", "1", "2")
