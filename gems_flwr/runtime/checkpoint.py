@@ -170,5 +170,5 @@ class CheckpointFolder:
         # Names come from nodes: quoted they cannot leave the folder, cut they fit a file name,
         # and the digest keeps two long ones apart.
         digest = hashlib.blake2b(node.encode(), digest_size=4).hexdigest()
-        name = f"{exchange}-{quote(node, safe='')[:60]}-{digest}.reply"
+        name = f"{quote(exchange, safe='')}-{quote(node, safe='')[:60]}-{digest}.reply"
         return self.folder / _INBOX / name

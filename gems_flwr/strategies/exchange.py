@@ -3,13 +3,16 @@
 An `Exchange` belongs to one round. It sends one message to each chosen node, keeps every reply
 on disk as it comes in, tells errors and silence from answers, validates the answers one by one
 and puts them into an order that does not depend on arrival. Whoever is left out is named.
+
+Nothing in a reply is trusted: which message it answers, how large it is, what it says. What a node
+writes about itself (a group, a name, a reason) never becomes part of a path, and texts are cut.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
 
 from flwr.app import Message, RecordDict
 
@@ -21,6 +24,9 @@ from gems_flwr.strategies.callbacks import Callback
 from gems_flwr.strategies.roster import Roster, logger
 
 T = TypeVar("T")
+
+# A traceback fits; a node cannot fill the log and the history with its reasons.
+_MAX_REASON_CHARACTERS = 4000
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,10 @@ class Exchange:
         Where replies are kept until the round is done.
     callbacks : sequence of Callback
         Who wants to hear of replies.
+    max_reply_bytes : int, optional
+        Largest payload of a reply; a larger one is neither unpacked nor kept.
+    max_examples : float, optional
+        Most examples that a node may count for, whatever it claims.
     """
 
     server_round: int
@@ -57,10 +67,14 @@ class Exchange:
     timeout: float | None = None
     inbox: CheckpointFolder | None = None
     callbacks: Sequence[Callback] = ()
+    max_reply_bytes: int | None = None
+    max_examples: float | None = None
     # By id until the round is over: a node may tell its name in its reply only.
     _asked: list[int] = field(default_factory=list)
     _answered: list[int] = field(default_factory=list)
     _failed: list[tuple[int, str]] = field(default_factory=list)
+    # Under which key a node's reply is kept: that of the question, never what the reply says.
+    _keys: dict[int, str] = field(default_factory=dict)
 
     @property
     def asked(self) -> tuple[str, ...]:
@@ -92,8 +106,9 @@ class Exchange:
         for message in messages:
             name = self.roster.name(message.metadata.dst_node_id)
             self._asked.append(message.metadata.dst_node_id)
+            self._keys[message.metadata.dst_node_id] = self._key(message)
             kept = self.inbox and self.inbox.kept_reply(self._key(message), name)
-            if kept:
+            if kept and not self._too_large(kept):
                 logger.info("round %d: node %s had answered already", self.server_round, name)
                 replies.append(Message(kept, reply_to=message))
             else:
@@ -101,23 +116,27 @@ class Exchange:
         for callback in self.callbacks:
             callback.on_exchange(self.server_round, len(outgoing))
 
-        silent = {message.metadata.dst_node_id for message in outgoing}
+        questions = {message.metadata.dst_node_id: message for message in outgoing}
+        silent = set(questions)
         for reply in self.grid.stream(outgoing, timeout=self.timeout):
             node_id = reply.metadata.src_node_id
-            if node_id not in silent:
+            if node_id not in silent or not _answers(reply, questions[node_id]):
                 logger.warning("round %d: an uncalled-for reply is dropped", self.server_round)
                 continue
             silent.discard(node_id)
-            replies.append(reply)
-            if reply.has_content():
+            size = self._too_large(reply.content) if reply.has_content() else 0
+            if size:
+                self._fail(node_id, self._size_reason(size))
+            else:
+                replies.append(reply)
+            if reply.has_content() and not size:
                 self._learn(reply)
                 if self.inbox:
                     name = self.roster.name(node_id)
-                    self.inbox.keep_reply(self._key(reply), name, reply.content)
+                    self.inbox.keep_reply(self._keys[node_id], name, reply.content)
             for callback in self.callbacks:
-                callback.on_reply(
-                    self.server_round, self.roster.name(node_id), not reply.has_error()
-                )
+                usable = not reply.has_error() and not size
+                callback.on_reply(self.server_round, self.roster.name(node_id), usable)
         for node_id in sorted(silent, key=self.roster.position):
             self._fail(node_id, f"no reply within {self.timeout} s")
         return replies
@@ -153,12 +172,13 @@ class Exchange:
                 self._fail(node_id, reply.error.reason or f"error {reply.error.code}")
                 continue
             try:
-                answers.append(Answer(name, unpack(reply.content)))
+                value = unpack(reply.content)
             except BadReplyError as error:
                 self._fail(node_id, str(error))
-                if self.inbox:
-                    self.inbox.drop_reply(self._key(reply), name)
+                if self.inbox and node_id in self._keys:
+                    self.inbox.drop_reply(self._keys[node_id], name)
                 continue
+            answers.append(Answer(name, self._capped(value)))
             self._answered.append(node_id)
         if len(answers) < at_least:
             raise RoundFailedError(self._too_few(len(answers), at_least), answers, self.failures)
@@ -167,8 +187,30 @@ class Exchange:
     def _learn(self, reply: Message) -> None:
         self.roster.learn(reply.metadata.src_node_id, wire.unpack_name(reply.content))
 
+    def _too_large(self, content: RecordDict) -> int:
+        """Return the size of a reply that is too large, else 0."""
+        if self.max_reply_bytes is None:
+            return 0
+        size = wire.payload_bytes(content)
+        return size if size > self.max_reply_bytes else 0
+
+    def _size_reason(self, size: int) -> str:
+        return (
+            f"the reply has {size:,} bytes, max_reply_bytes is {self.max_reply_bytes:,}; it was "
+            "not unpacked (raise max_reply_bytes if honest replies are that large)"
+        )
+
+    def _capped(self, value: T) -> T:
+        """Let a node count for no more examples than the operator allows."""
+        reply: Any = value
+        most = self.max_examples
+        if most is None or getattr(reply, "num_examples", 0) <= most:
+            return value
+        capped: T = replace(reply, num_examples=most)
+        return capped
+
     def _fail(self, node_id: int, reason: str) -> None:
-        self._failed.append((node_id, reason))
+        self._failed.append((node_id, _readable(reason)))
         logger.warning("round %d: %s; it is left out", self.server_round, self.failures[-1])
 
     @staticmethod
@@ -189,3 +231,15 @@ class Exchange:
             )
         return text
 
+
+def _answers(reply: Message, question: Message) -> bool:
+    """Return whether a reply is to this very message, as far as the grid gives messages ids."""
+    asked = question.metadata.message_id
+    return not asked or reply.metadata.reply_to_message_id == asked
+
+
+def _readable(text: str) -> str:
+    """Return what a node wrote as text that a log can take: cut, and without control characters."""
+    cut = text[:_MAX_REASON_CHARACTERS]
+    cut = "".join(c if c.isprintable() or c == "\n" else "?" for c in cut)
+    return cut + (f" … ({len(text):,} characters)" if len(text) > len(cut) else "")
