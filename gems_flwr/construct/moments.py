@@ -105,6 +105,16 @@ class ClassSums:
         covariances = self.outers / counts[..., None] - means[:, :, None] * means[:, None, :]
         return means, (covariances + covariances.transpose(0, 2, 1)) / 2
 
+    def with_samples_at_most(self, most: float) -> ClassSums:
+        """Return the sums of the same moments over `most` samples, if there are more."""
+        total = float(self.counts.sum())
+        if total <= most:
+            return self
+        share = most / total
+        return dataclasses.replace(
+            self, counts=self.counts * share, sums=self.sums * share, outers=self.outers * share
+        )
+
     def check_moments(self) -> None:
         """Refuse sums that no samples can have, before they are added to those of other nodes.
 
