@@ -25,6 +25,10 @@ from gems_flwr.strategies.roster import Roster, logger
 
 T = TypeVar("T")
 
+_NO_SECAGG = (
+    "the node runs Flower's secaggplus_mod, whose protocol only Flower's legacy SecAggPlusWorkflow "
+    "speaks; remove the mod, or use that workflow with a legacy strategy"
+)
 # A traceback fits; a node cannot fill the log and the history with its reasons.
 _MAX_REASON_CHARACTERS = 4000
 
@@ -121,7 +125,8 @@ class Exchange:
         for reply in self.grid.stream(outgoing, timeout=self.timeout):
             node_id = reply.metadata.src_node_id
             if node_id not in silent or not _answers(reply, questions[node_id]):
-                logger.warning("round %d: an uncalled-for reply is dropped", self.server_round)
+                said = f": {_readable(reply.error.reason or '')}" if reply.has_error() else ""
+                logger.warning("round %d: an uncalled-for reply is dropped%s", self.server_round, said)
                 continue
             silent.discard(node_id)
             size = self._too_large(reply.content) if reply.has_content() else 0
@@ -169,9 +174,11 @@ class Exchange:
             node_id = reply.metadata.src_node_id
             name = self.roster.name(node_id)
             if reply.has_error():
-                self._fail(node_id, reply.error.reason or f"error {reply.error.code}")
+                self._fail(node_id, _explained(reply.error.reason or f"error {reply.error.code}"))
                 continue
             try:
+                if wire.is_masked(reply.content):
+                    raise BadReplyError(_NO_SECAGG)
                 value = unpack(reply.content)
             except BadReplyError as error:
                 self._fail(node_id, str(error))
@@ -236,6 +243,11 @@ def _answers(reply: Message, question: Message) -> bool:
     """Return whether a reply is to this very message, as far as the grid gives messages ids."""
     asked = question.metadata.message_id
     return not asked or reply.metadata.reply_to_message_id == asked
+
+
+def _explained(reason: str) -> str:
+    """Say what an error of Flower's own means, where its words do not."""
+    return f"{reason}: {_NO_SECAGG}" if wire.SECAGG_CONFIGS in reason else reason
 
 
 def _readable(text: str) -> str:

@@ -23,6 +23,7 @@ from gems_flwr.wire.keys import (
     NODE,
     NUM_EXAMPLES,
     RUN_SEED,
+    SECAGG_CONFIGS,
     SERVER_ROUND,
 )
 
@@ -124,6 +125,11 @@ def unpack_name(content: RecordDict) -> str | None:
     if isinstance(name, str) and 0 < len(name) <= _MAX_NAME_LENGTH and name.isprintable():
         return name
     return None
+
+
+def is_masked(content: RecordDict) -> bool:
+    """Return whether Flower's SecAgg+ mod made a reply: its arrays are masks, not a model."""
+    return SECAGG_CONFIGS in content
 
 
 def unpack_model_reply(content: RecordDict, expected: Arrays) -> ModelReply:
