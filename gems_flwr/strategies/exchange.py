@@ -126,7 +126,9 @@ class Exchange:
             node_id = reply.metadata.src_node_id
             if node_id not in silent or not _answers(reply, questions[node_id]):
                 said = f": {_readable(reply.error.reason or '')}" if reply.has_error() else ""
-                logger.warning("round %d: an uncalled-for reply is dropped%s", self.server_round, said)
+                logger.warning(
+                    "round %d: an uncalled-for reply is dropped%s", self.server_round, said
+                )
                 continue
             silent.discard(node_id)
             size = self._too_large(reply.content) if reply.has_content() else 0

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -169,11 +169,15 @@ class Gems(RoundLoop):
                 "for cones there is robust=True"
             )
         if (self.robust or self.audit) and (self.on_empty == "retrain" or self.epsilon == "auto"):
-            raise ValueError("robust and audit go with neither on_empty='retrain' nor epsilon='auto'")
+            raise ValueError(
+                "robust and audit go with neither on_empty='retrain' nor epsilon='auto'"
+            )
         if self.robust and self.on_empty == "relax":
             raise ValueError("robust changes radii, which on_empty='relax' chooses itself")
         if (self.robust or self.audit) and self.sums:
-            raise ValueError("robust and audit look at single nodes, of which sums=True shows nothing")
+            raise ValueError(
+                "robust and audit look at single nodes, of which sums=True shows nothing"
+            )
         if self.retrains < 0 or self.tune < 0:
             raise ValueError("retrains and tune must be at least 0")
         if not self.tune_rate > 0:
@@ -231,7 +235,9 @@ class Gems(RoundLoop):
 
             def score(candidate: Aggregate) -> dict[str, float]:
                 model = layer.replace_in(start, candidate.point)
-                return self._scores(server_round, grid, model, evaluate_config, f"audit-{next(asked)}")
+                return self._scores(
+                    server_round, grid, model, evaluate_config, f"audit-{next(asked)}"
+                )
 
             verdict = audit_nodes(
                 list(spaces),
@@ -316,7 +322,7 @@ class Gems(RoundLoop):
                 k: s.with_samples_at_most(most) if isinstance(s, ClassMomentCone) else s
                 for k, s in spaces.items()
             }
-        # Nothing but the total is looked at, and how many samples each node claims if that is capped.
+        # Nothing but the total is looked at, and each node's samples where those are capped.
         parts = [
             s.with_samples_at_most(most)
             for s in self._received.values()
