@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from gems_flwr.errors import Failure, GemsError
@@ -117,6 +118,11 @@ def _check_like(space: Space, first: Space | None) -> None:
         raise SpaceError("kind", f"{first.kind}, as the others", space.kind)
     if space.dimension != first.dimension:
         raise SpaceError("dimension", f"{first.dimension}, as the others", space.dimension)
+    # As many weights may be three classes of nine features or two of fourteen.
+    if isinstance(space, ClassMomentCone) and isinstance(first, ClassMomentCone):
+        mine, theirs = space.num_classes, first.num_classes
+        if mine != theirs:
+            raise SpaceError("num_classes", f"{theirs}, as the others", mine)
 
 
 def _as_layer(
@@ -134,10 +140,17 @@ def _as_layer(
 
 
 def _layer_of(output: Path, keys: tuple[str, str]) -> NDArray[np.float64]:
-    arrays = load_file(output)
+    try:
+        arrays = load_file(output)
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise OfflineError(f"{output} cannot be read ({error}); remove it") from error
     if not set(keys) <= arrays.keys():
         raise OfflineError(f"{output} has no {list(keys)}; it has {sorted(arrays)}")
-    return flatten_linear(arrays[keys[0]], arrays[keys[1]])
+    weight, bias = (arrays[key] for key in keys)
+    fits = weight.ndim == 2 and bias.shape == (len(weight),)
+    if not fits or not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+        raise OfflineError(f"{output} holds no linear layer of finite weights; remove it")
+    return flatten_linear(weight, bias)
 
 
 def describe(space: Space) -> list[tuple[str, str]]:

@@ -30,6 +30,7 @@ from gems_flwr import wire
 from gems_flwr.averaging import Arrays
 from gems_flwr.client.guard import fault_reply_mod, node_name
 from gems_flwr.client.neurons import build_neurons
+from gems_flwr.client.privacy import refuse_bypass
 from gems_flwr.construct import LayerData, NeuronRequest, Quality, SpaceRequest, build_space
 from gems_flwr.networks import Data, LayerReader, weight_layers
 from gems_flwr.runtime.seeding import derive_seed
@@ -70,9 +71,12 @@ def good_enough_mod(
 
     def good_enough(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         content = message.content
-        if (request := wire.requested_space(content)) is not None:
+        request, neurons = wire.requested_space(content), wire.requested_neurons(content)
+        if request is not None or neurons is not None or wire.wants_score(content):
+            refuse_bypass(call_next)
+        if request is not None:
             return space_reply(request, message, context, call_next)
-        if (neurons := wire.requested_neurons(content)) is not None:
+        if neurons is not None:
             return neurons_reply(neurons, message, context, call_next)
         if wire.wants_score(content):
             return score_reply(message, context)

@@ -105,6 +105,43 @@ class ClassSums:
         covariances = self.outers / counts[..., None] - means[:, :, None] * means[:, None, :]
         return means, (covariances + covariances.transpose(0, 2, 1)) / 2
 
+    def with_samples_at_most(self, most: float) -> ClassSums:
+        """Return the sums of the same moments over `most` samples, if there are more."""
+        total = float(self.counts.sum())
+        if total <= most:
+            return self
+        share = most / total
+        return dataclasses.replace(
+            self, counts=self.counts * share, sums=self.sums * share, outers=self.outers * share
+        )
+
+    def check_moments(self) -> None:
+        """Refuse sums that no samples can have, before they are added to those of other nodes.
+
+        Half as much rounding is forgiven as in a cone, so that a total of sums that pass makes a
+        cone that passes.
+
+        Raises
+        ------
+        SpaceError
+            Names the class.
+        """
+        means, covariances = self.moments()
+        for row, label in enumerate(self.labels.tolist()):
+            if self.counts[row] < 1:
+                if self.sums[row].any() or self.outers[row].any():
+                    raise SpaceError(f"class {label}", "sums of 0 for a count below 1", "others")
+                continue
+            check_array(f"mean of class {label}", means[row], means[row].shape)
+            check_array(f"spread of class {label}", covariances[row], covariances[row].shape, 1e12)
+            slack = 5e-7 * float(np.trace(covariances[row])) + 1e-12
+            try:
+                np.linalg.cholesky(covariances[row] + slack * np.eye(len(means[row])))
+            except np.linalg.LinAlgError:
+                raise SpaceError(
+                    f"class {label}", "sums that samples can have", "a negative variance"
+                ) from None
+
 
 def sum_classes(
     batches: Iterable[tuple[Tensor, Tensor]], num_classes: int, groups: Tensor | None = None

@@ -17,14 +17,15 @@ from torch import Tensor
 
 from gems_flwr.intersect.cones import ConeOptions, solve_cones
 from gems_flwr.intersect.front import intersect
-from gems_flwr.intersect.result import Intersection, Select
+from gems_flwr.intersect.result import Intersection, Select, node_margins
+from gems_flwr.intersect.subsets import largest_subset
 from gems_flwr.spaces.cone import ClassMomentCone
 from gems_flwr.spaces.curve import CurvedSpace
 from gems_flwr.spaces.files import Space
 from gems_flwr.tuning import fine_tune_linear, tune_cones
 
 Float = NDArray[np.float64]
-OnEmpty = Literal["least", "relax", "fail", "retrain"]
+OnEmpty = Literal["least", "relax", "fail", "retrain", "subset"]
 
 
 class EmptyIntersectionError(ValueError):
@@ -53,12 +54,18 @@ class Aggregate:
         The epsilon that the server chose, where it did.
     tuned_on : int
         Size of the public sample that was used.
+    left_out : tuple of int
+        Indices of the spaces that the rest could only meet without.
+    proved : bool
+        Whether no fewer could have been left out.
     """
 
     point: Float
     intersection: Intersection
     epsilon: float | None = None
     tuned_on: int = 0
+    left_out: tuple[int, ...] = ()
+    proved: bool = True
 
 
 def aggregate_spaces(
@@ -83,10 +90,10 @@ def aggregate_spaces(
         Which point of the intersection; see `intersect`.
     auto_epsilon : bool
         Whether epsilon is the largest one at which all spaces meet (needs curves).
-    on_empty : {"least", "relax", "fail", "retrain"}
+    on_empty : {"least", "relax", "fail", "retrain", "subset"}
         If the spaces do not meet: the least violating point, a smaller epsilon (needs curves),
-        or an error. ``retrain`` returns what ``least`` does; sending the nodes back to work is
-        the caller's business.
+        an error, or a point of the largest subset that meets. ``retrain`` returns what ``least``
+        does; sending the nodes back to work is the caller's business.
     cone_options : ConeOptions, optional
         How the objective of cones is minimised.
     public : Public, optional
@@ -123,8 +130,12 @@ def aggregate_spaces(
             f"the intersection of {len(plain)} spaces {proof}; lower epsilon, choose another "
             "space, or another on_empty"
         )
+    left_out: tuple[int, ...] = ()
+    proved = True
+    if not found.feasible and on_empty == "subset" and not objective:
+        found, left_out, proved = _without_some(plain, found, select)
     if public is None:
-        return Aggregate(found.point, found, epsilon)
+        return Aggregate(found.point, found, epsilon, 0, left_out, proved)
     if objective:
         tuned = tune_cones(cones, public.inputs, public.labels, cone_options, start=found.point)
         return Aggregate(tuned.point, found, epsilon, len(public.labels))
@@ -133,7 +144,25 @@ def aggregate_spaces(
     point = fine_tune_linear(
         found.point, public.inputs, public.labels, classes, rate=rate, seed=seed
     )
-    return Aggregate(point, found, epsilon, len(public.labels))
+    return Aggregate(point, found, epsilon, len(public.labels), left_out, proved)
+
+
+def _without_some(
+    spaces: Sequence[Space], whole: Intersection, select: Select | None
+) -> tuple[Intersection, tuple[int, ...], bool]:
+    """Return the verdict on all spaces with a point of the largest subset, and who is not in it."""
+    subset = largest_subset(spaces, select)
+    met = subset.intersection
+    found = dataclasses.replace(
+        whole,
+        point=met.point,
+        margins=node_margins(spaces, met.point),
+        is_average=False,
+        method=f"largest subset: {met.method}",
+        seconds=whole.seconds + met.seconds,
+    )
+    left_out = tuple(i for i in range(len(spaces)) if i not in subset.members)
+    return found, left_out, subset.proved
 
 
 def largest_epsilon(

@@ -84,6 +84,7 @@ def load_arrays(path: Path) -> tuple[dict[str, dict[str, NDArray]], dict[str, An
         If the file is damaged, or not ours.
     """
     groups: dict[str, dict[str, NDArray]] = {}
+    unreadable = (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
     try:
         with safe_open(path, framework="numpy") as file:
             header = file.metadata() or {}
@@ -93,7 +94,9 @@ def load_arrays(path: Path) -> tuple[dict[str, dict[str, NDArray]], dict[str, An
                 group, name = key.split("/", 1)
                 groups.setdefault(group, {})[name] = file.get_tensor(key)
             meta = json.loads(header["meta"])
-    except (SafetensorError, ValueError, KeyError, OSError) as error:
+            if not isinstance(meta, dict):
+                raise ValueError(f"its meta is {type(meta).__name__}, expected an object")
+    except (*unreadable, OSError) as error:
         raise CheckpointError(
             f"{path} cannot be read ({error}); remove it to start afresh"
         ) from error
@@ -170,5 +173,5 @@ class CheckpointFolder:
         # Names come from nodes: quoted they cannot leave the folder, cut they fit a file name,
         # and the digest keeps two long ones apart.
         digest = hashlib.blake2b(node.encode(), digest_size=4).hexdigest()
-        name = f"{exchange}-{quote(node, safe='')[:60]}-{digest}.reply"
+        name = f"{quote(exchange, safe='')}-{quote(node, safe='')[:60]}-{digest}.reply"
         return self.folder / _INBOX / name

@@ -34,6 +34,7 @@ from gems_flwr.spaces.covariance import (
     check_values,
     dense,
     pack_values,
+    select_values,
     unpack_values,
 )
 from gems_flwr.spaces.errors import (
@@ -186,6 +187,30 @@ class ClassMomentCone:
         failures = self.margins(w).cantelli_failure().sum(axis=1)
         safe = np.clip(1 - failures, 0, 1)
         return float((safe * self.counts).sum() / self.counts.sum())
+
+    def without_entries(self, gone: NDArray[np.bool_]) -> ClassMomentCone | None:
+        """Return the cone without some of its entries; None if nothing is left."""
+        if not gone.any():
+            return self
+        if gone.all():
+            return None
+        return dataclasses.replace(
+            self,
+            labels=self.labels[~gone],
+            counts=self.counts[~gone],
+            means=select_values(self.means, ~gone),
+            covariance=self.covariance.select(~gone),
+            total_count=0,
+        )
+
+    def with_samples_at_most(self, most: float) -> ClassMomentCone:
+        """Return the cone with its counts scaled down to a total of `most`, if they exceed it."""
+        if self.total_count <= most:
+            return self
+        factor = most / self.total_count
+        counts = np.maximum(1, np.floor(self.counts * factor)).astype(np.int64)
+        rest = int(self.withheld_count * factor)
+        return dataclasses.replace(self, counts=counts, withheld_count=rest, total_count=0)
 
     def to_arrays(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Return the arrays and the plain values that describe the cone."""

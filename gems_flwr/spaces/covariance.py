@@ -33,6 +33,14 @@ def check_values(key: str, values: object, shape: tuple[int | None, ...]) -> Val
     return check_array(key, values, shape)
 
 
+def select_values(values: Values, keep: NDArray[np.bool_]) -> Values:
+    """Return the values of some entries (the first axis), stored as they were."""
+    if isinstance(values, QuantizedArray):
+        scales = values.scales if len(values.scales) == 1 else values.scales[keep]
+        return QuantizedArray(values.codes[keep], scales)
+    return np.asarray(values)[keep]
+
+
 def pack_values(key: str, values: Values) -> dict[str, NDArray[Any]]:
     """Return the arrays that `unpack_values` turns back into ``values``."""
     if isinstance(values, QuantizedArray):
@@ -102,6 +110,10 @@ class FullCovariance:
         """Return one entry's covariance."""
         return np.asarray(self.matrices[index], dtype=np.float64)
 
+    def select(self, keep: NDArray[np.bool_]) -> FullCovariance:
+        """Return some of the entries."""
+        return FullCovariance(self.matrices[keep])
+
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the upper triangles, row by row."""
         rows, columns = np.triu_indices(self.shape[1])
@@ -166,6 +178,11 @@ class LowRankCovariance:
         matrix = factor @ factor.T
         matrix[np.diag_indices_from(matrix)] += dense(self.deviations)[index].astype(float) ** 2
         return np.asarray(matrix)
+
+    def select(self, keep: NDArray[np.bool_]) -> LowRankCovariance:
+        """Return some of the entries."""
+        factors, deviations = (select_values(v, keep) for v in (self.factors, self.deviations))
+        return LowRankCovariance(factors, deviations)
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the stored arrays."""

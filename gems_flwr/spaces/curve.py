@@ -19,6 +19,7 @@ from gems_flwr.spaces.errors import MAX_WEIGHT, SpaceError, check_array
 from gems_flwr.spaces.radius import Radius
 
 MAX_POINTS = 1001
+_SHORTEST_AXIS = 1e-12
 
 
 def thin_curve(radii: NDArray[Any]) -> NDArray[np.float32]:
@@ -62,6 +63,8 @@ class CurvedSpace:
             raise SpaceError("curve", f"2 to {MAX_POINTS} points", curve.size)
         if (curve < 0).any() or (np.diff(curve) > 0).any():
             raise SpaceError("curve", "falling radii of at least 0", "something else")
+        if isinstance(self.space, Ellipsoid) and self.space.radius.value == 0:
+            raise SpaceError("radius", "above 0 for an ellipsoid with a curve", 0)
         object.__setattr__(self, "curve", curve)
 
     @property
@@ -81,5 +84,7 @@ class CurvedSpace:
         radius = Radius(value, old.method, epsilon, old.directions)
         if isinstance(self.space, Ball):
             return Ball(self.space.center, radius)
-        axes = self.space.radii.astype(np.float64) / old.value
-        return Ellipsoid(self.space.center, (axes * value).astype(np.float32), radius)
+        # Where not even the centre is good enough, hardly more than the centre is left.
+        axes = self.space.radii.astype(np.float64) / old.value * value
+        axes = np.clip(axes, _SHORTEST_AXIS, MAX_WEIGHT)
+        return Ellipsoid(self.space.center, axes.astype(np.float32), radius)

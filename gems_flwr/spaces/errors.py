@@ -94,10 +94,10 @@ def check_number(key: str, value: object, low: float, high: float) -> float:
     expected = f"a number in [{low:g}, {high:g}]"
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
         raise SpaceError(key, expected, repr(value))
-    number = float(value)
-    if not low <= number <= high:
-        raise SpaceError(key, expected, number)
-    return number
+    # Compared before it is converted: an integer of 400 digits has no float.
+    if not low <= value <= high:
+        raise SpaceError(key, expected, value)
+    return float(value)
 
 
 def check_integer(key: str, value: object, low: int, high: int | None = None) -> int:

@@ -83,5 +83,5 @@ def load_space(path: str | Path) -> Space:
         return space_from_arrays(arrays, meta)
     except SpaceError as error:
         raise SpaceError(f"{name}: {error.key}", error.expected, error.got) from error
-    except (SafetensorError, json.JSONDecodeError) as error:
+    except (SafetensorError, ValueError, RecursionError) as error:
         raise SpaceError(name, "a safetensors file with a space", error) from error

@@ -4,14 +4,17 @@ An `Exchange` belongs to one round. It sends one message to each chosen node, ke
 on disk as it comes in, tells errors and silence from answers, validates the answers one by one
 and puts them into an order that does not depend on arrival. Whoever is left out is named. A node
 that was lost on the way and is back is asked once more.
+
+Nothing in a reply is trusted: which message it answers, how large it is, what it says. What a node
+writes about itself (a group, a name, a reason) never becomes part of a path, and texts are cut.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
 
 from flwr.app import Message, RecordDict
 
@@ -29,6 +32,13 @@ _LOST = (3, 4, 5, 8)
 _RETURN_POLL_SECONDS = 0.5
 
 T = TypeVar("T")
+
+_NO_SECAGG = (
+    "the node runs Flower's secaggplus_mod, whose protocol only Flower's legacy SecAggPlusWorkflow "
+    "speaks; remove the mod, or use that workflow with a legacy strategy"
+)
+# A traceback fits; a node cannot fill the log and the history with its reasons.
+_MAX_REASON_CHARACTERS = 4000
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,10 @@ class Exchange:
         Who wants to hear of replies.
     return_seconds : float, default 0
         How long to wait for a lost node to come back.
+    max_reply_bytes : int, optional
+        Largest payload of a reply; a larger one is neither unpacked nor kept.
+    max_examples : float, optional
+        Most examples that a node may count for, whatever it claims.
     """
 
     server_round: int
@@ -68,10 +82,14 @@ class Exchange:
     inbox: CheckpointFolder | None = None
     callbacks: Sequence[Callback] = ()
     return_seconds: float = 0.0
+    max_reply_bytes: int | None = None
+    max_examples: float | None = None
     # By id until the round is over: a node may tell its name in its reply only.
     _asked: list[int] = field(default_factory=list)
     _answered: list[int] = field(default_factory=list)
     _failed: list[tuple[int, str]] = field(default_factory=list)
+    # Under which key a node's reply is kept: that of the question, never what the reply says.
+    _keys: dict[int, str] = field(default_factory=dict)
 
     @property
     def asked(self) -> tuple[str, ...]:
@@ -103,8 +121,9 @@ class Exchange:
         for message in messages:
             name = self.roster.name(message.metadata.dst_node_id)
             self._asked.append(message.metadata.dst_node_id)
+            self._keys[message.metadata.dst_node_id] = self._key(message)
             kept = self.inbox and self.inbox.kept_reply(self._key(message), name)
-            if kept:
+            if kept and not self._too_large(kept):
                 log_event("reply_kept", round=self.server_round, node=name)
                 replies.append(Message(kept, reply_to=message))
             else:
@@ -116,13 +135,13 @@ class Exchange:
             for message in again:
                 answers.pop(_receiver(message))
             answers |= self._ask([_repeated(message) for message in again])
-        silent = {_receiver(message) for message in outgoing} - answers.keys()
-        for node_id in sorted(silent, key=self.roster.position):
-            self._fail(node_id, f"no reply within {self.timeout} s")
         return [*replies, *answers.values()]
 
     def _ask(self, messages: list[Message]) -> dict[int, Message]:
-        """Send messages and return the replies by node, each kept on disk as it came in."""
+        """Send messages; return replies and errors by node, each kept on disk as it comes in.
+
+        A node that stays silent, or whose reply is too large, is noted as failed.
+        """
         assert self.grid is not None
         for callback in self.callbacks:
             callback.on_exchange(self.server_round, len(messages))
@@ -130,20 +149,27 @@ class Exchange:
         waiting = {_receiver(message): message for message in messages}
         for reply in self.grid.stream(messages, timeout=self.timeout):
             node_id = reply.metadata.src_node_id
-            if waiting.pop(node_id, None) is None:
-                self._warn("uncalled_for_reply", node=self.roster.name(node_id))
+            if node_id not in waiting or not _answers(reply, waiting[node_id]):
+                said = {"reason": _readable(reply.error.reason or "")} if reply.has_error() else {}
+                self._warn("uncalled_for_reply", node=self.roster.name(node_id), **said)
                 continue
-            answers[node_id] = reply
-            if reply.has_content():
+            del waiting[node_id]
+            size = self._too_large(reply.content) if reply.has_content() else 0
+            usable = reply.has_content() and not size
+            if size:
+                self._fail(node_id, self._size_reason(size))
+            else:
+                answers[node_id] = reply
+            if usable:
                 self._learn(reply)
                 if self.inbox:
                     name = self.roster.name(node_id)
-                    self.inbox.keep_reply(self._key(reply), name, reply.content)
-            self._log_reply(reply, time.monotonic() - started)
+                    self.inbox.keep_reply(self._keys[node_id], name, reply.content)
+            self._log_reply(reply, time.monotonic() - started, usable)
             for callback in self.callbacks:
-                callback.on_reply(
-                    self.server_round, self.roster.name(node_id), not reply.has_error()
-                )
+                callback.on_reply(self.server_round, self.roster.name(node_id), usable)
+        for node_id in sorted(waiting, key=self.roster.position):
+            self._fail(node_id, f"no reply within {self.timeout} s")
         return answers
 
     def _returned(self, lost: list[Message]) -> list[Message]:
@@ -186,15 +212,18 @@ class Exchange:
             node_id = reply.metadata.src_node_id
             name = self.roster.name(node_id)
             if reply.has_error():
-                self._fail(node_id, reply.error.reason or f"error {reply.error.code}")
+                self._fail(node_id, _explained(reply.error.reason or f"error {reply.error.code}"))
                 continue
             try:
-                answers.append(Answer(name, unpack(reply.content)))
+                if wire.is_masked(reply.content):
+                    raise BadReplyError(_NO_SECAGG)
+                value = unpack(reply.content)
             except BadReplyError as error:
                 self._fail(node_id, str(error))
-                if self.inbox:
-                    self.inbox.drop_reply(self._key(reply), name)
+                if self.inbox and node_id in self._keys:
+                    self.inbox.drop_reply(self._keys[node_id], name)
                 continue
+            answers.append(Answer(name, self._capped(value)))
             self._answered.append(node_id)
         if len(answers) < at_least:
             raise RoundFailedError(self._too_few(len(answers), at_least), answers, self.failures)
@@ -203,14 +232,37 @@ class Exchange:
     def _learn(self, reply: Message) -> None:
         self.roster.learn(reply.metadata.src_node_id, wire.unpack_name(reply.content))
 
+    def _too_large(self, content: RecordDict) -> int:
+        """Return the size of a reply that is too large, else 0."""
+        if self.max_reply_bytes is None:
+            return 0
+        size = wire.payload_bytes(content)
+        return size if size > self.max_reply_bytes else 0
+
+    def _size_reason(self, size: int) -> str:
+        return (
+            f"the reply has {size:,} bytes, max_reply_bytes is {self.max_reply_bytes:,}; it was "
+            "not unpacked (raise max_reply_bytes if honest replies are that large)"
+        )
+
+    def _capped(self, value: T) -> T:
+        """Let a node count for no more examples than the operator allows."""
+        reply: Any = value
+        most = self.max_examples
+        if most is None or getattr(reply, "num_examples", 0) <= most:
+            return value
+        capped: T = replace(reply, num_examples=most)
+        return capped
+
     def _fail(self, node_id: int, reason: str) -> None:
+        reason = _readable(reason)
         self._failed.append((node_id, reason))
         self._warn("left_out", node=self.roster.name(node_id), reason=reason)
 
     def _warn(self, event: str, **fields: object) -> None:
         log_warning(event, round=self.server_round, **fields)
 
-    def _log_reply(self, reply: Message, seconds: float) -> None:
+    def _log_reply(self, reply: Message, seconds: float, usable: bool) -> None:
         log_event(
             "reply",
             round=self.server_round,
@@ -218,7 +270,7 @@ class Exchange:
             what=reply.metadata.message_type,
             bytes=wire.payload_bytes(reply.content) if reply.has_content() else 0,
             seconds=seconds,
-            usable=reply.has_content(),
+            usable=usable,
         )
 
     @staticmethod
@@ -240,7 +292,6 @@ class Exchange:
         return text
 
 
-
 def _receiver(message: Message) -> int:
     return message.metadata.dst_node_id
 
@@ -257,3 +308,21 @@ def _repeated(message: Message) -> Message:
         message_type=message.metadata.message_type,
         group_id=message.metadata.group_id,
     )
+
+
+def _answers(reply: Message, question: Message) -> bool:
+    """Return whether a reply is to this very message, as far as the grid gives messages ids."""
+    asked = question.metadata.message_id
+    return not asked or reply.metadata.reply_to_message_id == asked
+
+
+def _explained(reason: str) -> str:
+    """Say what an error of Flower's own means, where its words do not."""
+    return f"{reason}: {_NO_SECAGG}" if wire.SECAGG_CONFIGS in reason else reason
+
+
+def _readable(text: str) -> str:
+    """Return what a node wrote as text that a log can take: cut, and without control characters."""
+    cut = text[:_MAX_REASON_CHARACTERS]
+    cut = "".join(c if c.isprintable() or c == "\n" else "?" for c in cut)
+    return cut + (f" … ({len(text):,} characters)" if len(text) > len(cut) else "")

@@ -12,7 +12,8 @@ are common to all nodes and stay as the server sent them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from numpy.typing import NDArray
 from gems_flwr import wire
 from gems_flwr.averaging import Arrays
 from gems_flwr.construct import ClassSums, SpaceRequest, cone_from_sums
+from gems_flwr.errors import Failure, RoundFailedError
 from gems_flwr.intersect import (
     Aggregate,
     ConeOptions,
@@ -34,11 +36,14 @@ from gems_flwr.intersect import (
     Public,
     Select,
     aggregate_spaces,
+    audit_nodes,
+    screen_spaces,
 )
 from gems_flwr.networks import weight_layers
 from gems_flwr.spaces import (
     Ball,
     BallSet,
+    ClassMomentCone,
     CurvedSpace,
     OutputLayer,
     Space,
@@ -48,6 +53,7 @@ from gems_flwr.spaces.collection import SpaceFolder
 from gems_flwr.strategies.exchange import Answer
 from gems_flwr.strategies.loop import RoundLoop
 from gems_flwr.strategies.records import RoundOutcome, ServerState
+from gems_flwr.strategies.events import log_warning
 
 Kind = Literal["ball", "ellipsoid", "cone"]
 # The paper's epsilon for MNIST; for a cone, the mildest demand that is convex.
@@ -79,10 +85,11 @@ class Gems(RoundLoop):
         Ridge of the cone objective, at least 0; by default that of the form of the moments.
     class_weight : {"counts", "balanced"}
         Whether a class counts by its samples in the cone objective, or all the same.
-    on_empty : {"least", "relax", "retrain", "fail"}
+    on_empty : {"least", "relax", "retrain", "subset", "fail"}
         If the spaces do not meet: take the least violating point; lower epsilon until they do;
         let the nodes train again from new initial weights, up to `retrains` times, and add the
-        new balls to their sets (2018); or fail.
+        new balls to their sets (2018); leave out as few nodes as possible (balls, ellipsoids);
+        or fail.
     retrains : int, default 3
         Further rounds that ``retrain`` may take.
     initialise : callable, optional
@@ -95,6 +102,13 @@ class Gems(RoundLoop):
         Public inputs of the output layer, and their classes; needed for `tune`.
     verify : bool, default False
         Whether every node is asked how accurate the result is on its own held-out data.
+    robust : bool, default False
+        Whether each node's space is held against those of the others before it counts; see
+        `gems_flwr.intersect.screen`. Who is left out, or counts for less, is in the details.
+    audit : bool, default False
+        Whether the nodes' scores may convict a node: the server aggregates without each in turn
+        and asks the others what they gain; see `gems_flwr.intersect.audit`. It costs a model down
+        to every node for each suspect, and again after each conviction.
     layer : str, optional
         Name of the linear output layer, where it is not the last matrix of the model.
     **loop
@@ -119,13 +133,15 @@ class Gems(RoundLoop):
     select: Literal["first", "margin", "objective"] | None = None
     ridge: float | None = None
     class_weight: Literal["counts", "balanced"] = "counts"
-    on_empty: Literal["least", "relax", "retrain", "fail"] = "least"
+    on_empty: Literal["least", "relax", "retrain", "subset", "fail"] = "least"
     retrains: int = 3
     initialise: Callable[[int], Arrays] | None = None
     tune: int = 0
     tune_rate: float = 1e-3
     public: tuple[NDArray, NDArray] | None = None
     verify: bool = False
+    robust: bool = False
+    audit: bool = False
     layer: str | None = None
 
     def __post_init__(self) -> None:
@@ -147,6 +163,21 @@ class Gems(RoundLoop):
             raise ValueError("epsilon='auto' needs balls or ellipsoids, whose radii depend on it")
         if self.on_empty == "retrain" and (self.space != "ball" or self.initialise is None):
             raise ValueError("on_empty='retrain' needs space='ball' and initialise")
+        if self.on_empty == "subset" and (self.space == "cone" or self.epsilon == "auto"):
+            raise ValueError(
+                "on_empty='subset' needs balls or ellipsoids with an epsilon of yours; "
+                "for cones there is robust=True"
+            )
+        if (self.robust or self.audit) and (self.on_empty == "retrain" or self.epsilon == "auto"):
+            raise ValueError(
+                "robust and audit go with neither on_empty='retrain' nor epsilon='auto'"
+            )
+        if self.robust and self.on_empty == "relax":
+            raise ValueError("robust changes radii, which on_empty='relax' chooses itself")
+        if (self.robust or self.audit) and self.sums:
+            raise ValueError(
+                "robust and audit look at single nodes, of which sums=True shows nothing"
+            )
         if self.retrains < 0 or self.tune < 0:
             raise ValueError("retrains and tune must be at least 0")
         if not self.tune_rate > 0:
@@ -197,8 +228,39 @@ class Gems(RoundLoop):
         if server_round > self._first_round and self.initialise is not None:
             start = self.initialise(server_round)
         self._collect(server_round, grid, start, layer, train_config)
-        spaces = self._usable_spaces()
-        found = aggregate_spaces(
+        spaces, notes = self._screened(self._usable_spaces())
+        convicted: Mapping[str, float] = {}
+        if self.audit:
+            asked = itertools.count(1)
+
+            def score(candidate: Aggregate) -> dict[str, float]:
+                model = layer.replace_in(start, candidate.point)
+                return self._scores(
+                    server_round, grid, model, evaluate_config, f"audit-{next(asked)}"
+                )
+
+            verdict = audit_nodes(
+                list(spaces),
+                lambda names: self._aggregate({name: spaces[name] for name in names}),
+                score,
+                at_least=self.min_nodes,
+            )
+            found, convicted = verdict.model, verdict.convicted
+            spaces = {name: spaces[name] for name in verdict.nodes}
+        else:
+            found = self._aggregate(spaces)
+        arrays = layer.replace_in(start, found.point)
+        last_round = self._first_round + self.rounds_needed - 1
+        done = found.intersection.feasible or server_round == last_round
+        scores: dict[str, float] = {}
+        if done and self.verify:
+            scores = self._scores(server_round, grid, arrays, evaluate_config, "verification")
+        details = self._details(found, spaces, scores)
+        details |= self._left_out(found, spaces, notes, convicted)
+        return RoundOutcome(arrays=arrays, details=details, memory=state.memory)
+
+    def _aggregate(self, spaces: Mapping[str, Space | CurvedSpace]) -> Aggregate:
+        return aggregate_spaces(
             list(spaces.values()),
             select=self.select,
             auto_epsilon=self.epsilon == "auto",
@@ -207,13 +269,6 @@ class Gems(RoundLoop):
             public=self._public(),
             rate=self.tune_rate,
             seed=self.seed,
-        )
-        arrays = layer.replace_in(start, found.point)
-        last_round = self._first_round + self.rounds_needed - 1
-        done = found.intersection.feasible or server_round == last_round
-        scores = self._verify(server_round, grid, arrays, evaluate_config) if done else {}
-        return RoundOutcome(
-            arrays=arrays, details=self._details(found, spaces, scores), memory=state.memory
         )
 
     def take_over(self, other: RoundLoop, first_round: int) -> None:
@@ -260,25 +315,72 @@ class Gems(RoundLoop):
             self._spaces.save({a.node: _plain(self._received[a.node]) for a in answers})
 
     def _usable_spaces(self) -> dict[str, Space | CurvedSpace]:
+        most = float("inf") if self.max_examples is None else self.max_examples
         if not self.sums:
-            return {k: s for k, s in self._received.items() if not isinstance(s, ClassSums)}
-        # Nothing but the total is looked at.
-        parts = [s for s in self._received.values() if isinstance(s, ClassSums)]
+            spaces = {k: s for k, s in self._received.items() if not isinstance(s, ClassSums)}
+            return {
+                k: s.with_samples_at_most(most) if isinstance(s, ClassMomentCone) else s
+                for k, s in spaces.items()
+            }
+        # Nothing but the total is looked at, and each node's samples where those are capped.
+        parts = [
+            s.with_samples_at_most(most)
+            for s in self._received.values()
+            if isinstance(s, ClassSums)
+        ]
         total = sum(parts[1:], parts[0])
         return {"all nodes": cone_from_sums(total, min_count=self.min_count)}
 
-    def _verify(
-        self, server_round: int, grid: Grid, arrays: Arrays, config: ConfigRecord
+    def _screened(
+        self, spaces: dict[str, Space | CurvedSpace]
+    ) -> tuple[dict[str, Space | CurvedSpace], dict[str, str]]:
+        """Return the spaces that count, and by node what was held against it."""
+        if not self.robust:
+            return spaces, {}
+        result = screen_spaces([_plain(space) for space in spaces.values()])
+        notes = {n: r for n, r in zip(spaces, result.reasons, strict=True) if r}
+        for node, reason in notes.items():
+            log_warning("suspect", node=node, reason=reason)
+        kept: dict[str, Space | CurvedSpace] = {}
+        for (node, space), now in zip(spaces.items(), result.spaces, strict=True):
+            if now is not None:
+                kept[node] = space if now is _plain(space) else now
+        if len(kept) < self.min_nodes:
+            lines = "".join(f"\n  node {node}: {reason}" for node, reason in notes.items())
+            raise RoundFailedError(
+                f"{len(kept)} nodes sent plausible spaces, min_nodes is {self.min_nodes}{lines}",
+                [Answer(node, space) for node, space in kept.items()],
+                [Failure(node, reason) for node, reason in notes.items()],
+            )
+        return kept, notes
+
+    def _left_out(
+        self,
+        found: Aggregate,
+        spaces: Mapping[str, Space | CurvedSpace],
+        notes: Mapping[str, str],
+        convicted: Mapping[str, float],
+    ) -> dict[str, Any]:
+        """Return who does not count, or counts for less than it claims, and why."""
+        gone = {node: reason for node, reason in notes.items() if node not in spaces}
+        names = list(spaces)
+        others = "it does not meet the others"
+        gone |= {names[index]: others for index in found.left_out}
+        gone |= {n: f"the others gain {g:.3f} accuracy without it" for n, g in convicted.items()}
+        details: dict[str, Any] = {"left_out": gone}
+        details["adjusted"] = {node: reason for node, reason in notes.items() if node in spaces}
+        if found.left_out:
+            details["subset_proved"] = found.proved
+        return details
+
+    def _scores(
+        self, server_round: int, grid: Grid, arrays: Arrays, config: ConfigRecord, step: str
     ) -> dict[str, float]:
-        """Return each node's accuracy with the new model; empty if that was not asked for."""
-        if not self.verify:
-            return {}
+        """Return each node's accuracy with a model."""
         nodes = self.choose_nodes(server_round, grid, 1.0, wire.EVALUATE)
         record = wire.to_record(arrays)
         # As train messages, because every client has a handler for those, and the mod around it.
-        messages = self.messages(
-            server_round, nodes, wire.TRAIN, record, config, step="verification"
-        )
+        messages = self.messages(server_round, nodes, wire.TRAIN, record, config, step=step)
         for message in messages:
             wire.ask_for_score(message.content)
         answers = self.accept(self.collect(messages), wire.unpack_score_reply)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
+import numpy as np
 
 from gems_flwr.averaging import Arrays
 from gems_flwr.errors import CheckpointError
@@ -63,12 +63,20 @@ class Journal:
                     f"the checkpoint in {self.files.folder} belongs to a run with {key} "
                     f"{meta.get(key)}, this run has {ours}; choose another checkpoint_dir"
                 )
-        history = self._read_history(meta["round"])
+        last_round, details = meta.get("round"), meta.get("details")
+        if type(last_round) is not int or last_round < 0 or not isinstance(details, dict):
+            raise CheckpointError(
+                f"the checkpoint in {self.files.folder} has no round and details; remove it to "
+                "start afresh"
+            )
+        for group, arrays in groups.items():
+            _check_arrays(arrays, f"{group} of the checkpoint in {self.files.folder}")
+        history = self._read_history(last_round)
         return ServerState(
             arrays=groups.get("arrays", {}),
             history=history,
             memory=groups.get("memory", {}),
-            details=meta["details"],
+            details=details,
         )
 
     def save(self, state: ServerState) -> None:
@@ -98,7 +106,7 @@ class Journal:
         try:
             lines = self._history_path.read_text().splitlines()[: last_round + 1]
             history = tuple(RoundRecord.from_json(json.loads(line)) for line in lines)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{self._history_path} cannot be read: {error}") from error
         if [record.round for record in history] != list(range(last_round + 1)):
             raise CheckpointError(
@@ -110,3 +118,12 @@ class Journal:
 
 def _line(record: RoundRecord) -> bytes:
     return json.dumps(record.to_json()).encode() + b"\n"
+
+
+def _check_arrays(arrays: Arrays, where: str) -> None:
+    """Refuse what no reply could have brought: the file is damaged, or was tampered with."""
+    for name, array in arrays.items():
+        if array.dtype.kind not in "fiub" or not np.isfinite(array).all():
+            raise CheckpointError(
+                f"array '{name}' in {where} holds no finite numbers; remove it to start afresh"
+            )

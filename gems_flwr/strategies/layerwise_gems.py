@@ -54,7 +54,7 @@ HEAD_RIDGE = 1e-5
 # What `output` is about; the rest of the head's options `LayerwiseGems` sets itself.
 _OUTPUT_OPTIONS = {
     setting.name for setting in dataclasses.fields(SpaceRequest) if setting.name != "kind"
-} | {"select", "ridge", "class_weight", "on_empty", "layer"}
+} | {"select", "ridge", "class_weight", "on_empty", "layer", "robust", "audit"}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -278,6 +278,7 @@ class LayerwiseGems(RoundLoop):
             min_nodes=self.min_nodes,
             fraction_train=self.fraction_train,
             checkpoint_dir=self.checkpoint_dir,
+            max_examples=self.max_examples,
             **options,
         )
 

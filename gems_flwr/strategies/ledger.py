@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from gems_flwr import wire
 from gems_flwr.averaging import Arrays, Coordinator, Synchronisation
+from gems_flwr.errors import CheckpointError
 
 _NOTES = "ledger"
 _UNKNOWN = -1
@@ -171,6 +172,15 @@ class Ledger:
         """Return what `to_memory` wrote; None where there is nothing."""
         if _NOTES not in memory:
             return None
+        try:
+            return cls._from_notes(memory)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise CheckpointError(
+                f"the ledger in the checkpoint cannot be read ({error}); start afresh"
+            ) from error
+
+    @classmethod
+    def _from_notes(cls, memory: Arrays) -> Ledger:
         notes = json.loads(memory[_NOTES].tobytes())
         reference: dict[str, NDArray] = {}
         models: dict[int, Arrays] = {}
@@ -233,9 +243,14 @@ class Tally:
         """Return the tally that a run's details hold."""
         names = {each.name for each in dataclasses.fields(cls)}
         values = {key: value for key, value in details.items() if key in names}
-        for key in ("synchronisations", "lost_states"):
-            values[key] = tuple(tuple(pair) for pair in values.get(key, ()))
-        values["full_synchronisations"] = tuple(values.get("full_synchronisations", ()))
+        try:
+            for key in ("synchronisations", "lost_states"):
+                values[key] = tuple(tuple(pair) for pair in values.get(key, ()))
+            values["full_synchronisations"] = tuple(values.get("full_synchronisations", ()))
+        except TypeError as error:
+            raise CheckpointError(
+                f"the details in the checkpoint cannot be read ({error}); start afresh"
+            ) from error
         return cls(**values)
 
     def to_details(self) -> dict[str, Any]:

@@ -70,6 +70,12 @@ class RoundLoop(Strategy):
         interrupted in the middle of a round does not ask for it again.
     resume : bool, default False
         Whether to go on from `checkpoint_dir`. If there is nothing yet, the run starts.
+    max_reply_bytes : int, optional
+        Largest payload of a reply, by default 2 GiB. A larger one is refused by node and size
+        before it is unpacked or written to disk; Flower has it in memory by then. None: no limit.
+    max_examples : float, optional
+        Most examples that a node counts for in weighted means and cones, whatever it claims,
+        above 0. Without it a node's weight is its own word, unless all weigh the same.
     stop_rules : sequence of StopRule
         Asked after every round.
     callbacks : sequence of Callback
@@ -86,6 +92,8 @@ class RoundLoop(Strategy):
     checkpoint_dir: str | Path | None = None
     keep_replies: bool = True
     resume: bool = False
+    max_reply_bytes: int | None = 2**31
+    max_examples: float | None = None
     stop_rules: Sequence[StopRule] = ()
     callbacks: Sequence[Callback] = ()
 
@@ -107,6 +115,10 @@ class RoundLoop(Strategy):
         for name in ("wait_seconds", "return_seconds"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        for name in ("max_reply_bytes", "max_examples"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be above 0 or None, got {value}")
         if self.seed < 0:
             raise ValueError(f"seed must be at least 0, got {self.seed}")
         if self.resume and self.checkpoint_dir is None:
@@ -343,6 +355,8 @@ class RoundLoop(Strategy):
                 inbox=journal.files if journal and self.keep_replies else None,
                 callbacks=self.callbacks,
                 return_seconds=self.return_seconds,
+                max_reply_bytes=self.max_reply_bytes,
+                max_examples=self.max_examples,
             )
             outcome = self.play_round(
                 number,

@@ -15,6 +15,9 @@ from gems_flwr.errors import BadReplyError
 
 # numpy's .npy header is at most a few hundred bytes for the arrays that we accept.
 _NPY_HEADER_BYTES = 4096
+# Squares of it stay finite in double precision, and means in single: no reply that passes can
+# make an aggregate infinite.
+_MAX_VALUE = 1e30
 
 
 def to_numpy(record: ArrayRecord) -> dict[str, NDArray]:
@@ -51,6 +54,8 @@ def checked_array(
         raise BadReplyError(f"array '{key}' has dtype {value.dtype}, expected numbers")
     if value.dtype.kind == "f" and not np.isfinite(value).all():
         raise BadReplyError(f"array '{key}' holds NaN or infinity")
+    if value.dtype.kind == "f" and value.size and np.abs(value).max() > _MAX_VALUE:
+        raise BadReplyError(f"array '{key}' holds values above {_MAX_VALUE:g}")
     return value
 
 

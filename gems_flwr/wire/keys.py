@@ -45,3 +45,6 @@ LOCAL_REFERENCE = "averaging-reference"
 LOCAL_NOTES = "averaging-notes"
 LOCAL_METRICS = "averaging-metrics"
 TASK_MEMORY = "task-memory"
+
+# Flower's own: what its secure aggregation puts into messages and replies.
+SECAGG_CONFIGS = "secaggplus_configs"

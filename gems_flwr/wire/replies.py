@@ -23,10 +23,14 @@ from gems_flwr.wire.keys import (
     NODE,
     NUM_EXAMPLES,
     RUN_SEED,
+    SECAGG_CONFIGS,
     SERVER_ROUND,
 )
 
 _MAX_NAME_LENGTH = 100
+# What no honest node reaches, and what sums over all rounds and nodes stay finite with.
+_MAX_EXAMPLES = 1e15
+_MAX_METRIC = 1e100
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,11 @@ def unpack_name(content: RecordDict) -> str | None:
     return None
 
 
+def is_masked(content: RecordDict) -> bool:
+    """Return whether Flower's SecAgg+ mod made a reply: its arrays are masks, not a model."""
+    return SECAGG_CONFIGS in content
+
+
 def unpack_model_reply(content: RecordDict, expected: Arrays) -> ModelReply:
     """Validate a reply to a train message.
 
@@ -166,12 +175,18 @@ def unpack_metrics_reply(content: RecordDict) -> MetricsReply:
             continue  # no strategy here averages lists; the node may keep them for itself
         if not math.isfinite(value):
             raise BadReplyError(f"metric '{key}' is {value}, expected a finite number")
+        if abs(value) > _MAX_METRIC:
+            raise BadReplyError(f"metric '{key}' is {value:g}, expected at most {_MAX_METRIC:g}")
         metrics[key] = value
     num_examples = metrics.pop(NUM_EXAMPLES, None)
     if num_examples is None:
         raise BadReplyError(f"metric '{NUM_EXAMPLES}' is missing or not a single number")
     if num_examples <= 0:
         raise BadReplyError(f"metric '{NUM_EXAMPLES}' is {num_examples}, expected more than 0")
+    if num_examples > _MAX_EXAMPLES:
+        raise BadReplyError(
+            f"metric '{NUM_EXAMPLES}' is {num_examples:g}, expected at most {_MAX_EXAMPLES:g}"
+        )
     return MetricsReply(num_examples, metrics)
 
 

@@ -24,6 +24,8 @@ from gems_flwr.spaces import (
     ClassMomentCone,
     CurvedSpace,
     Ellipsoid,
+    FullCovariance,
+    LowRankCovariance,
     OutputLayer,
     Space,
     SpaceError,
@@ -146,7 +148,7 @@ def read_meta(text: object) -> Mapping[str, Any]:
         raise SpaceError(SPACE_META, "a JSON text of reasonable length", type(text).__name__)
     try:
         meta = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError
         raise SpaceError(SPACE_META, "JSON", error) from error
     if not isinstance(meta, dict):
         raise SpaceError(SPACE_META, "a JSON object", repr(meta)[:80])
@@ -161,10 +163,25 @@ def _check_fit(space: Space, request: SpaceRequest, layer: OutputLayer) -> None:
     if isinstance(space, ClassMomentCone):
         wanted = (layer.num_classes, layer.features)
         got = (space.num_classes, space.num_features)
+        _check_moments(space, request)
     else:
         wanted, got = (layer.dimension,), (space.dimension,)
     if wanted != got:
         raise SpaceError("shape", f"{wanted} as in the model", got)
+
+
+def _check_moments(cone: ClassMomentCone, request: SpaceRequest) -> None:
+    """Refuse moments of another form than asked for: they would weigh and cost more."""
+    form = FullCovariance.form if request.rank is None else LowRankCovariance.form
+    if cone.covariance.form != form:
+        raise SpaceError("form", form, cone.covariance.form)
+    if isinstance(cone.covariance, LowRankCovariance) and request.rank is not None:
+        rank = cone.covariance.factors.shape[2]
+        if rank > request.rank:
+            raise SpaceError("rank", f"at most {request.rank}", rank)
+    entries = np.bincount(cone.labels, minlength=cone.num_classes)
+    if entries.max() > request.clusters:
+        raise SpaceError("labels", f"at most {request.clusters} entries of a class", entries.max())
 
 
 def _pack_sums(sums: ClassSums) -> ArrayRecord:
@@ -202,6 +219,8 @@ def _unpack_sums(content: RecordDict, layer: OutputLayer) -> ClassSums:
         raise BadReplyError("'outers' must have no negative squares")
     labels = np.arange(classes, dtype=np.int64)
     try:
-        return ClassSums(classes, labels, counts, sums, outers)
+        total = ClassSums(classes, labels, counts, sums, outers)
+        total.check_moments()
+        return total
     except SpaceError as error:
         raise BadReplyError(str(error)) from error

@@ -1,6 +1,6 @@
 """``python -m simulations.studies STUDY [overrides]``.
 
-Studies: frontiers, honest_radii, initialisation, layer_size, tuning.
+Studies: frontiers, honest_radii, hostile, initialisation, layer_size, soak, tuning.
 
 Overrides are those of ``python -m simulations.run``; data set, partition, nodes and seed count.
 """
@@ -17,13 +17,23 @@ from rich.console import Console
 from gems_flwr.errors import GemsError
 from simulations.config import explain
 from simulations.data import MissingDataError
-from simulations.studies import frontiers, honest_radii, initialisation, layer_size, tuning
+from simulations.studies import (
+    frontiers,
+    honest_radii,
+    hostile,
+    initialisation,
+    layer_size,
+    soak,
+    tuning,
+)
 
 STUDIES = {
     "frontiers": frontiers.run_all,
     "honest_radii": honest_radii.run,
+    "hostile": hostile.run,
     "initialisation": initialisation.run_all,
     "layer_size": layer_size.run,
+    "soak": soak.run,
     "tuning": tuning.run,
 }
 

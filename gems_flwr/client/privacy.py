@@ -1,0 +1,68 @@
+"""Flower's privacy mods beside ours: the order of mods decides what their clipping and noise hit.
+
+Mods are listed from the outside in. `LocalDpMod`, the clipping mods and `secaggplus_mod` work on
+the one ArrayRecord with the model that passes them. What never passes them they cannot protect:
+
+- around `dynamic_averaging_mod` or `good_enough_mod` they refuse by themselves, since a reply
+  without a model, or with a space instead of one, is none that they know;
+- inside `dynamic_averaging_mod` they work: all that the node keeps and sends is made from models
+  that have passed them;
+- inside `good_enough_mod` they would be bypassed: moments, radii and scores are computed from the
+  node's data and pass outside. The mod looks for them and refuses.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flwr.clientapp.typing import ClientAppCallable
+
+# By name: the mods for secure aggregation are in a part of Flower that is not public.
+_PRIVACY_MODS = {
+    "LocalDpMod",
+    "fixedclipping_mod",
+    "adaptiveclipping_mod",
+    "secagg_mod",
+    "secaggplus_mod",
+}
+
+
+class BypassedPrivacyError(ValueError):
+    """What the server asks for would leave the node without passing a privacy mod."""
+
+
+def refuse_bypass(call_next: ClientAppCallable) -> None:
+    """Raise if a privacy mod sits between this mod and the handler.
+
+    Raises
+    ------
+    BypassedPrivacyError
+        Names the mod and what to do.
+    """
+    for name in inner_mods(call_next):
+        if name in _PRIVACY_MODS:
+            raise BypassedPrivacyError(
+                f"{name} is inside good_enough_mod, where a space would bypass it; for private "
+                "moments set dp_epsilon in the Gems strategy instead, or average models (FedAvg, "
+                f"dynamic averaging) under {name}"
+            )
+
+
+def inner_mods(call_next: ClientAppCallable) -> list[str]:
+    """Return the names of what a call will pass, as far as Flower's wrapping shows it."""
+    names, seen = [], set()
+    waiting: list[Any] = [call_next]
+    while waiting:
+        function = waiting.pop()
+        if id(function) in seen:
+            continue
+        seen.add(id(function))
+        names.append(getattr(function, "__name__", type(function).__name__))
+        for cell in getattr(function, "__closure__", None) or ():
+            try:
+                inside = cell.cell_contents
+            except ValueError:  # not filled yet
+                continue
+            if callable(inside):
+                waiting.append(inside)
+    return names
