@@ -22,6 +22,12 @@ _MOST_CURVES = 6
 _MOST_MARKS = 300
 
 
+# Where a family's labels stand beside its points: the side, and how many points of print away.
+# Frontiers fall to the right, so there is room below on the left and above on the right, and points
+# of several families often lie close together.
+_LABEL_PLACES = ((-1, 4), (-1, 10), (1, 4), (1, 10))
+
+
 def family_of(name: str) -> str:
     """Return a method's name without its setting: ``dynamic Δ=0.7`` is one of ``dynamic``."""
     return re.sub(r"\s+\S+=.*$", "", name)
@@ -59,11 +65,19 @@ def frontier_figure(summary: SettingSummary) -> Figure | None:
         for x, y, name in zip(xs, ys, names, strict=True):
             setting = name.removeprefix(family).strip()
             if len(points) <= 4:
+                side, away = _LABEL_PLACES[index % len(_LABEL_PLACES)]
                 axes.annotate(
-                    setting, (x, y), xytext=(4, 4), textcoords="offset points", fontsize=7.5
+                    setting,
+                    (x, y),
+                    xytext=(side * away, side * away),
+                    textcoords="offset points",
+                    fontsize=7.5,
+                    color=COLOURS[index % len(COLOURS)],
+                    ha="left" if side > 0 else "right",
+                    va="bottom" if side > 0 else "top",
                 )
     axes.set_xscale("log")
-    axes.margins(x=0.1)  # room for what stands beside the points
+    axes.margins(x=0.14, y=0.13)  # room for what stands beside the points
     _label_bytes(axes, "x")
     axes.set_xlabel("bytes of the run, up + down (1 MB = 10⁶ bytes)")
     axes.set_ylabel("cumulative loss per node")
