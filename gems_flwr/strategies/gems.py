@@ -106,9 +106,9 @@ class Gems(RoundLoop):
         Whether each node's space is held against those of the others before it counts; see
         `gems_flwr.intersect.screen`. Who is left out, or counts for less, is in the details.
     audit : bool, default False
-        Whether the nodes' scores may convict a node: the server aggregates without each in turn
-        and asks the others what they gain; see `gems_flwr.intersect.audit`. It costs a model down
-        to every node for each suspect, and again after each conviction.
+        Whether the nodes' scores may convict a node, for cones: the server aggregates without
+        each in turn and asks the others what they gain; see `gems_flwr.intersect.audit`. It costs a
+        model down to every node for each suspect, and again after each conviction.
     layer : str, optional
         Name of the linear output layer, where it is not the last matrix of the model.
     **loop
@@ -171,6 +171,11 @@ class Gems(RoundLoop):
         if (self.robust or self.audit) and (self.on_empty == "retrain" or self.epsilon == "auto"):
             raise ValueError(
                 "robust and audit go with neither on_empty='retrain' nor epsilon='auto'"
+            )
+        if self.audit and self.space != "cone":
+            raise ValueError(
+                "audit needs cones: where models are averaged, the others gain from any node that "
+                "is left out, honest or not"
             )
         if self.robust and self.on_empty == "relax":
             raise ValueError("robust changes radii, which on_empty='relax' chooses itself")

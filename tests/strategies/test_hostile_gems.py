@@ -226,6 +226,7 @@ def test_sums_that_no_samples_can_have_are_refused():
         ({"space": "ball", "epsilon": "auto", "robust": True}, "neither"),
         ({"space": "ball", "on_empty": "relax", "robust": True}, "which on_empty='relax' chooses"),
         ({"sums": True, "audit": True}, "sums=True shows nothing"),
+        ({"space": "ball", "audit": True}, "audit needs cones"),
     ],
 )
 def test_defences_that_do_not_go_together_are_refused(options, words):
