@@ -282,7 +282,7 @@ def _checked_importance(importance: ArrayLike) -> Matrix:
 def _checked_capacity(capacity: ArrayLike, clients: int) -> NDArray[np.int64]:
     limits: NDArray[Any] = np.broadcast_to(np.asarray(capacity), (clients,))
     if limits.dtype.kind not in "iu" or (limits < 0).any():
-        raise ValueError(f"capacity must be whole numbers of at least 0, got {capacity}")
+        raise ValueError(f"capacity must be whole numbers of at least 0, got {limits}")
     return limits.astype(np.int64)
 
 

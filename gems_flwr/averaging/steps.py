@@ -51,7 +51,7 @@ def unflat(vector: Vector, like: Arrays) -> dict[str, NDArray]:
 
 def update_of(model: Arrays, trained: Arrays) -> Vector:
     """Return U = w − w_i as one vector."""
-    return flat(model) - flat(trained)
+    return np.asarray(flat(model) - flat(trained))
 
 
 def best_beta(update: Vector, old: Vector | None) -> float:
