@@ -14,10 +14,10 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from gems_flwr.client import task_client_app
+from gems_flwr.client import Task, TaskSet, task_client_app
 from simulations.config import compose_config
 from simulations.execution import run_server
-from simulations.experiment import NodeTask, experiment_of
+from simulations.experiment import experiment_of
 
 server_app = ServerApp()
 
@@ -27,7 +27,7 @@ def _config_text(overrides: str) -> str:
     return compose_config(shlex.split(overrides)).to_json()
 
 
-def _make_task(context: Context) -> NodeTask:
+def _make_task(context: Context) -> Task | TaskSet:
     text = _config_text(str(context.run_config["overrides"]))
     return experiment_of(text).task(int(context.node_config["partition-id"]))
 

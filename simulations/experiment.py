@@ -18,7 +18,7 @@ from torch import nn
 
 from gems_flwr import scoring, wire
 from gems_flwr.averaging import Arrays
-from gems_flwr.client import Report, Task
+from gems_flwr.client import Report, Task, TaskSet
 from gems_flwr.networks import (
     LayerReader,
     other_output_layer,
@@ -216,14 +216,17 @@ class Experiment:
 
     # --- the node's side ----------------------------------------------------------------------
 
-    def task(self, node: int) -> NodeTask:
+    def task(self, node: int) -> NodeTask | TaskSet:
         """Return what node number `node` can do."""
+        self._check_node(node)
+        return NodeTask(self, node)
+
+    def _check_node(self, node: int) -> None:
         if not 0 <= node < self.config.nodes:
             raise ConfigError(
                 f"partition-id {node} does not exist: the run's config has nodes="
                 f"{self.config.nodes}; give the federation as many nodes, or set nodes=…"
             )
-        return NodeTask(self, node)
 
     # --- the server's side --------------------------------------------------------------------
 
@@ -410,4 +413,10 @@ def add_noise(model: nn.Module, scale: float, seed: int) -> None:
 @functools.lru_cache(maxsize=4)
 def experiment_of(config: str) -> Experiment:
     """Return the experiment of a config in JSON, building it once per process."""
-    return Experiment(RunConfig.from_json(config))
+    parsed = RunConfig.from_json(config)
+    if parsed.multi_model.tasks:
+        # Here, because it is built on this module.
+        from simulations.multi_model.experiment import MultiModelExperiment
+
+        return MultiModelExperiment(parsed)
+    return Experiment(parsed)

@@ -270,7 +270,10 @@ class _Turn:
             arrays=join_members(self.new_models) if self.joined else self.new_models[ONLY],
             train_metrics={**told, **self.metrics},
             memory=self.book.to_memory(),
-            details=self.book.details(self.names),
+            details={
+                "sampling": self.strategy.sampling,
+                **self.book.details(self.names),
+            },
         )
 
     # --- importance ---------------------------------------------------------------------------

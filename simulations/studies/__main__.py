@@ -1,6 +1,6 @@
 """``python -m simulations.studies STUDY [overrides]``.
 
-Studies: frontiers, honest_radii, initialisation, layer_size, tuning.
+Studies: frontiers, honest_radii, initialisation, layer_size, multi_model, tuning.
 
 Overrides are those of ``python -m simulations.run``; data set, partition, nodes and seed count.
 """
@@ -17,13 +17,21 @@ from rich.console import Console
 from gems_flwr.errors import GemsError
 from simulations.config import explain
 from simulations.data import MissingDataError
-from simulations.studies import frontiers, honest_radii, initialisation, layer_size, tuning
+from simulations.studies import (
+    frontiers,
+    honest_radii,
+    initialisation,
+    layer_size,
+    multi_model,
+    tuning,
+)
 
 STUDIES = {
     "frontiers": frontiers.run_all,
     "honest_radii": honest_radii.run,
     "initialisation": initialisation.run_all,
     "layer_size": layer_size.run,
+    "multi_model": multi_model.run_all,
     "tuning": tuning.run,
 }
 
