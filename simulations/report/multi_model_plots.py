@@ -120,7 +120,10 @@ def sampled_figure(summary: SettingSummary) -> Figure | None:
     write_heading(
         grid[0], "Who was drawn", f"{summary.setting.title}, seed {first.seed}; rows: models 1, 2 …"
     )
-    grid[0].tick_params(labelsize=7.5)
+    for axes in grid:
+        axes.tick_params(labelsize=7.5)
+        axes.yaxis.label.set_fontsize(9.5)
+        axes.spines[["top", "right"]].set_visible(True)
     grid[-1].set_xlabel("nodes, from most to fewest training examples", fontsize=10)
     grid[-1].xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
     assert image is not None

@@ -114,9 +114,15 @@ def _print_models(summary: SettingSummary, console: Console) -> None:
     if not rows:
         return
     texts = [multi_model.texts(row, models) for row in rows]
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
     for column in texts[0]:
-        table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
+        table.add_column(
+            column,
+            justify="left" if column == "method" else "right",
+            # A shortened number is a wrong number; a line may run over.
+            min_width=max(len(column), *(len(text[column]) for text in texts)),
+            no_wrap=True,
+        )
     for text in texts:
         table.add_row(*(Text(value) for value in text.values()))
     console.print(table, crop=False)

@@ -22,7 +22,7 @@ from simulations.experiment import experiment_of
 from simulations.multi_model.experiment import MultiModelExperiment
 from simulations.run import run
 
-RATES = (0.02, 0.05, 0.1)
+RATES = (0.05, 0.1, 0.2)
 METHODS = ("full", "random")
 SEED = 100
 
