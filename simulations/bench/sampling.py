@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 
 import numpy as np
 from rich.console import Console
@@ -31,7 +32,7 @@ def timed(clients: int) -> tuple[float, float, float]:
     importance = np.exp(rng.normal(size=(clients, _MODELS)))
     capacity = rng.integers(1, 4, size=clients)
     probabilities = optimal_probabilities(importance, clients / 10, capacity)
-    calls = (
+    calls: tuple[Callable[[], object], ...] = (
         lambda: optimal_probabilities(importance, clients / 10, capacity),
         lambda: closed_form_probabilities(importance, clients / 10),
         lambda: draw_assignment(probabilities, rng),
