@@ -261,7 +261,11 @@ def _common_level(values: Matrix, own_levels: NDArray[np.float64], budget: float
         return 0.0
     # Rounding may make the first point a hair smaller than the sum of the constants.
     last = max(0, int(np.searchsorted(-sums, -budget, side="right")) - 1)
-    return float(falling[last] / (budget - still[last]))
+    highest = points[last + 1] if last + 1 < len(points) else np.inf
+    left = budget - still[last]
+    # The solution lies between two points; over a million pairs rounding could carry it beyond.
+    level = falling[last] / left if left > 0 else highest
+    return float(min(max(level, points[last]), highest))
 
 
 def _checked_importance(importance: ArrayLike) -> Matrix:

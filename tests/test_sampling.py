@@ -186,6 +186,18 @@ def test_importances_far_apart_neither_overflow_nor_break_the_limits():
         assert (p.sum(axis=1) <= np.array([1, 2, 1]) + 1e-9).all()
 
 
+def test_budgets_a_hair_from_the_limits_are_kept():
+    """The sum falls by 1e-9 or so between the last two points, which rounding must not miss."""
+    rng = np.random.default_rng(3)
+    importance = np.exp(rng.normal(scale=3, size=(2000, 4)))
+    importance[0] = 1e-12
+    room = reachable_budget(importance, 2)
+    for less in (1e-13, 1e-11, 1e-9, 1e-6, 1e-3):
+        p = optimal_probabilities(importance, room * (1 - less), 2)
+        assert p.sum() == pytest.approx(room * (1 - less), rel=1e-9)
+        assert (p.sum(axis=1) <= 2 + 1e-9).all()
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [

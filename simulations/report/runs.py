@@ -368,7 +368,8 @@ def _counts(content: Mapping[str, Any], key: str) -> tuple[int, ...]:
 
 def _by_model(metrics: Mapping[str, Any], prefix: str) -> dict[str, float]:
     """Return the finite numbers whose names begin with a prefix, by what follows it."""
-    found = {k.removeprefix(prefix): _optional_number(metrics, k) for k in metrics if prefix in k}
+    names = [key for key in metrics if key.startswith(prefix)]
+    found = {key.removeprefix(prefix): _optional_number(metrics, key) for key in names}
     return {key: value for key, value in found.items() if value is not None}
 
 
