@@ -24,6 +24,10 @@ class CheckpointError(GemsError):
     """A checkpoint is damaged, or belongs to another run."""
 
 
+class MultiModelError(GemsError, ValueError):
+    """Budget, models and nodes of a multi-model run do not fit together."""
+
+
 class NotEnoughNodesError(GemsError):
     """Fewer nodes than `min_nodes` were connected when waiting ended."""
 

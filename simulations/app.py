@@ -14,12 +14,12 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from gems_flwr.client import task_client_app
+from gems_flwr.client import Task, TaskSet, task_client_app
 from gems_flwr.client.guard import node_name
 from gems_flwr.strategies.events import log_event
 from simulations.config import ConfigError, compose_config
 from simulations.execution import run_server
-from simulations.experiment import NodeTask, experiment_of
+from simulations.experiment import experiment_of
 
 server_app = ServerApp()
 
@@ -29,7 +29,7 @@ def _config_text(overrides: str) -> str:
     return compose_config(shlex.split(overrides)).to_json()
 
 
-def _make_task(context: Context) -> NodeTask:
+def _make_task(context: Context) -> Task | TaskSet:
     text = _config_text(str(context.run_config["overrides"]))
     node = context.node_config
     if "data" in node:

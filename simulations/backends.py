@@ -16,10 +16,10 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from gems_flwr.client import task_client_app
+from gems_flwr.client import Task, TaskSet, task_client_app
 from gems_flwr.runtime import InProcessGrid
 from simulations.config import BackendConfig, RunConfig
-from simulations.experiment import NodeTask, experiment_of
+from simulations.experiment import experiment_of
 from simulations.lockstep import LockstepGrid
 
 Server = Callable[[Grid], dict[str, Any]]
@@ -29,7 +29,7 @@ def simulated_client_app(config: RunConfig) -> ClientApp:
     """Return the ClientApp of a run; it carries the config as text into worker processes."""
     text = config.to_json()
 
-    def make_task(context: Context) -> NodeTask:
+    def make_task(context: Context) -> Task | TaskSet:
         return experiment_of(text).task(int(context.node_config["partition-id"]))
 
     return task_client_app(make_task, share_examples=True, seed_private_noise=True)

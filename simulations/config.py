@@ -26,6 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from gems_flwr.errors import GemsError
+from simulations.multi_model.config import MultiModelConfig
 from simulations.streams.config import StreamConfig
 from simulations.training import TrainOptions
 
@@ -96,6 +97,7 @@ class RunConfig:
     evaluate_every: int = 1
     stop: StopConfig = field(default_factory=StopConfig)
     stream: StreamConfig = field(default_factory=StreamConfig)
+    multi_model: MultiModelConfig = field(default_factory=MultiModelConfig)
     train: dict[str, Any] = field(default_factory=dict)
     backend: BackendConfig = field(default_factory=BackendConfig)
     strategy: dict[str, Any] = field(default_factory=dict)
@@ -132,11 +134,15 @@ class RunConfig:
         values["stop"] = StopConfig(**values["stop"])
         values["backend"] = BackendConfig(**values["backend"])
         values["stream"] = StreamConfig.from_dict(values["stream"])
+        values["multi_model"] = MultiModelConfig.from_dict(values.get("multi_model", {}))
         return cls(**values)
 
     def fingerprint(self) -> str:
         """Return a short digest of everything that can change the result."""
         values = {k: v for k, v in asdict(self).items() if k not in _NOT_IN_NAME}
+        if not self.multi_model.tasks:
+            # Without tasks it means nothing, and runs made before it existed keep their names.
+            del values["multi_model"]
         text = json.dumps(values, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
@@ -162,6 +168,7 @@ def variant_of(config: RunConfig) -> str:
         "train": main["train"] | chosen.get("train", {}),
         "": {key: (main | chosen)[key] for key in ("rounds", "own_initial_weights")},
         "stream": main["stream"] | chosen.get("stream", {}),
+        "multi_model": main["multi_model"] | chosen.get("multi_model", {}),
     }
     for group in ("dataset", "partition", "model"):
         path = CONFIG_DIR / group / f"{config.names[group]}.yaml"

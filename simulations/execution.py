@@ -99,6 +99,7 @@ def summarise(config: RunConfig, result: RunResult, *, seconds: float) -> dict[s
         "balanced_accuracy": last.metric("balanced_accuracy"),
         "failures": [{"round": number, **asdict(each)} for number, each in result.failures],
         **_stream_losses(result),
+        **_accuracies(result),
         **result.details,
     }
     # Variants of a strategy are rows of their own in a report.
@@ -133,6 +134,14 @@ def _stream_losses(result: RunResult) -> dict[str, float]:
         for name, key in sums.items()
         if trained
     }
+
+
+def _accuracies(result: RunResult) -> dict[str, dict[str, float]]:
+    """Return the accuracy of each model, where there are several."""
+    prefix = "accuracy/"
+    metrics = result.history[-1].server_metrics
+    by_model = {k.removeprefix(prefix): v for k, v in metrics.items() if k.startswith(prefix)}
+    return {"accuracies": by_model} if by_model else {}
 
 
 def _fingerprint_of(path: Path) -> str | None:

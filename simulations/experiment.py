@@ -18,7 +18,7 @@ from torch import nn
 
 from gems_flwr import scoring, wire
 from gems_flwr.averaging import Arrays
-from gems_flwr.client import Report, Task
+from gems_flwr.client import Report, Task, TaskSet
 from gems_flwr.networks import (
     LayerReader,
     other_output_layer,
@@ -227,19 +227,22 @@ class Experiment:
 
     # --- the node's side ----------------------------------------------------------------------
 
-    def task(self, node: int) -> NodeTask:
+    def task(self, node: int) -> NodeTask | TaskSet:
         """Return what node number `node` can do."""
-        if not 0 <= node < self.config.nodes:
-            raise ConfigError(
-                f"partition-id {node} does not exist: the run's config has nodes="
-                f"{self.config.nodes}; give the federation as many nodes, or set nodes=…"
-            )
+        self._check_node(node)
         if node >= len(self.shares):
             raise ConfigError(
                 f"dataset={self.config.names['dataset']} has no shares to divide: tell this node "
                 "where its data lies, --node-config \"data='/folder'\""
             )
         return NodeTask(self, node)
+
+    def _check_node(self, node: int) -> None:
+        if not 0 <= node < self.config.nodes:
+            raise ConfigError(
+                f"partition-id {node} does not exist: the run's config has nodes="
+                f"{self.config.nodes}; give the federation as many nodes, or set nodes=…"
+            )
 
     def own_task(self, name: str) -> NodeTask:
         """Return what the node that this experiment's own data belongs to can do."""
@@ -437,4 +440,10 @@ def add_noise(model: nn.Module, scale: float, seed: int) -> None:
 @functools.lru_cache(maxsize=4)
 def experiment_of(config: str, own_data: str | None = None) -> Experiment:
     """Return the experiment of a config in JSON, building it once per process."""
-    return Experiment(RunConfig.from_json(config), own_data)
+    parsed = RunConfig.from_json(config)
+    if parsed.multi_model.tasks:
+        # Here, because it is built on this module.
+        from simulations.multi_model.experiment import MultiModelExperiment
+
+        return MultiModelExperiment(parsed)
+    return Experiment(parsed, own_data)

@@ -7,6 +7,7 @@ A model is a mapping from names to numpy arrays; nothing here knows about Flower
 - `divergence`: squared distances between models.
 - `dynamic`: the coordinator of dynamic averaging as a pure state machine.
 - `threshold`: thresholds of dynamic averaging that move.
+- `steps`: a step of the global model from some clients' updates, and old ones of the others.
 """
 
 from gems_flwr.averaging.divergence import divergence, squared_distance
@@ -22,6 +23,15 @@ from gems_flwr.averaging.dynamic import (
 )
 from gems_flwr.averaging.means import Arrays, mean_metrics, weighted_mean, with_floats_of
 from gems_flwr.averaging.robust import MeanKind, combine, coordinate_median, geometric_median
+from gems_flwr.averaging.steps import (
+    best_beta,
+    flat,
+    remembered,
+    residual_norm,
+    stepped,
+    unflat,
+    update_of,
+)
 from gems_flwr.averaging.threshold import following_loss, steered
 
 __all__ = [
@@ -35,14 +45,21 @@ __all__ = [
     "MeanKind",
     "Order",
     "Synchronisation",
+    "best_beta",
     "combine",
     "coordinate_median",
     "divergence",
+    "flat",
     "following_loss",
     "geometric_median",
     "mean_metrics",
+    "remembered",
+    "residual_norm",
     "squared_distance",
     "steered",
+    "stepped",
+    "unflat",
+    "update_of",
     "weighted_mean",
     "with_floats_of",
 ]

@@ -42,18 +42,22 @@ def weighted_mean(models: Sequence[Arrays], weights: Sequence[float]) -> dict[st
         if model.keys() != names:
             raise ValueError(f"model {position} has arrays {sorted(model)}, not {sorted(names)}")
 
-    factors = [weight / total for weight in weights]
-    return {name: _mean_array([model[name] for model in models], factors) for name in names}
+    return weighted_sum(models, [weight / total for weight in weights])
 
 
-def _mean_array(arrays: Sequence[NDArray], factors: Sequence[float]) -> NDArray:
-    mean = np.asarray(arrays[0] * factors[0])
+def weighted_sum(models: Sequence[Arrays], factors: Sequence[float]) -> dict[str, NDArray]:
+    """Return Σ factor × model, array by array, as `weighted_mean` sums; at least one model."""
+    return {name: _summed([model[name] for model in models], factors) for name in models[0]}
+
+
+def _summed(arrays: Sequence[NDArray], factors: Sequence[float]) -> NDArray:
+    total = np.asarray(arrays[0] * factors[0])
     for array, factor in zip(arrays[1:], factors[1:], strict=True):
-        mean += array * factor
+        total += array * factor
     dtype = arrays[0].dtype
     if dtype.kind in "iub":
-        return np.rint(mean).astype(dtype)
-    return mean
+        return np.rint(total).astype(dtype)
+    return total
 
 
 def mean_metrics(

@@ -15,14 +15,16 @@ from torch import nn
 from gems_flwr import wire
 from gems_flwr.client.dynamic_averaging import dynamic_averaging_mod
 from gems_flwr.client.good_enough import good_enough_mod
+from gems_flwr.client.gradients import corrected_gradients
 from gems_flwr.client.guard import fault_reply_mod, node_name
-from gems_flwr.client.task import Task
+from gems_flwr.client.multi_model import multi_model_mod
+from gems_flwr.client.task import Task, TaskSet
 from gems_flwr.networks import freeze_layers, resize_model
 from gems_flwr.runtime.seeding import derive_seed
 
 
 def task_client_app(
-    make_task: Callable[[Context], Task],
+    make_task: Callable[[Context], Task | TaskSet],
     *,
     share_examples: bool = False,
     seed_private_noise: bool = False,
@@ -32,8 +34,8 @@ def task_client_app(
     Parameters
     ----------
     make_task : callable
-        Gets the node's context, returns its task. Called once per message: cache what is
-        expensive, such as reading data.
+        Gets the node's context, returns its task, or a `TaskSet` if it trains several models
+        (`MultiModel`). Called once per message: cache what is expensive, such as reading data.
     share_examples : bool, default False
         Whether nodes send their **raw training data** when the server asks for it. Only the
         pooled reference run needs it, and only a simulation should ever set it.
@@ -45,16 +47,16 @@ def task_client_app(
     -------
     ClientApp
         Handles ``train``, with or without a request for a good-enough space, for the balls of a
-        layer's neurons (at the widths and with the frozen layers that the server wants) or for
-        dynamic averaging, ``evaluate`` and ``query.introduce``; every fault in the task becomes
-        an error reply.
+        layer's neurons (at the widths and with the frozen layers that the server wants), for
+        dynamic averaging or for several models, ``evaluate`` and ``query.introduce``; every fault
+        in the task becomes an error reply.
     """
     app = ClientApp()
     guarded: list[Mod] = [fault_reply_mod]
 
     def spaces_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         # Inert unless the server asks for a space.
-        task = make_task(context)
+        task = _pick(make_task(context), message)
         mod = good_enough_mod(
             lambda _: task.validation_data(),
             train=lambda _: task.training_data(),
@@ -63,9 +65,16 @@ def task_client_app(
         )
         return mod(message, context, call_next)
 
-    @app.train(mods=[fault_reply_mod, dynamic_averaging_mod(), spaces_mod])
+    several_mod = multi_model_mod(
+        holdings=lambda context: _several(make_task(context)).examples,
+        capacity=lambda context: _several(make_task(context)).capacity,
+        loss=lambda context, name, arrays: _loss(_several(make_task(context)).task(name), arrays),
+    )
+
+    @app.train(mods=[fault_reply_mod, several_mod, dynamic_averaging_mod(), spaces_mod])
     def train(message: Message, context: Context) -> Message:
-        task = make_task(context)
+        made = make_task(context)
+        task = _pick(made, message)
         model = _load_model(task, message.content)
         config = wire.instruction_config(message.content)
         # The same numbers for the same node and round, whoever runs first.
@@ -74,25 +83,28 @@ def task_client_app(
             "train",
             _as_int(config.get(wire.SERVER_ROUND)),
             node_name(context),
+            *_among_several(made, message),
         )
         freeze_layers(model, wire.frozen_layers(message.content))
-        kept = context.state.get(wire.TASK_MEMORY)
+        memory_key = "/".join([wire.TASK_MEMORY, *_among_several(made, message)])
+        kept = context.state.get(memory_key)
         if isinstance(kept, ArrayRecord):
             task.recall(wire.to_numpy(kept))
-        report = task.train(model, seed=seed, config=config)
+        with corrected_gradients(model, wire.gradient_correction(message.content)) as gradients:
+            report = task.train(model, seed=seed, config=config)
         arrays = ArrayRecord(model.state_dict())
         if memory := task.remember():
-            context.state[wire.TASK_MEMORY] = wire.to_record(memory)
-        return Message(
-            wire.pack_model_reply(
-                arrays, report.metrics, num_examples=report.num_examples, name=node_name(context)
-            ),
-            reply_to=message,
+            context.state[memory_key] = wire.to_record(memory)
+        content = wire.pack_model_reply(
+            arrays, report.metrics, num_examples=report.num_examples, name=node_name(context)
         )
+        if gradients is not None:
+            wire.put_gradient(content, gradients.mean())
+        return Message(content, reply_to=message)
 
     @app.evaluate(mods=guarded)
     def evaluate(message: Message, context: Context) -> Message:
-        task = make_task(context)
+        task = _pick(make_task(context), message)
         model = _load_model(task, message.content)
         report = task.evaluate(model, config=wire.instruction_config(message.content))
         return Message(
@@ -110,7 +122,7 @@ def task_client_app(
 
         @app.query(wire.SHARE_EXAMPLES.split(".")[1], mods=guarded)
         def share(message: Message, context: Context) -> Message:
-            features, labels = make_task(context).shared_examples()
+            features, labels = _pick(make_task(context), message).shared_examples()
             reply = wire.pack_examples_reply(features, labels, name=node_name(context))
             return Message(reply, reply_to=message)
 
@@ -123,6 +135,28 @@ def _load_model(task: Task, content: RecordDict) -> nn.Module:
     if not isinstance(record, ArrayRecord):
         raise ValueError(f"the message has no ArrayRecord '{wire.ARRAYS}'")
     return resize_model(model, wire.to_numpy(record))
+
+
+def _pick(made: Task | TaskSet, message: Message) -> Task:
+    return made.task(wire.named_model(message.content)) if isinstance(made, TaskSet) else made
+
+
+def _several(made: Task | TaskSet) -> TaskSet:
+    if not isinstance(made, TaskSet):
+        raise ValueError("the server trains several models, but make_task returned a single task")
+    return made
+
+
+def _among_several(made: Task | TaskSet, message: Message) -> list[str]:
+    """Return the model's name where there is more than one: a node's only model needs none."""
+    name = wire.named_model(message.content)
+    return [name] if isinstance(made, TaskSet) and len(made.tasks) > 1 and name else []
+
+
+def _loss(task: Task, arrays: ArrayRecord) -> float:
+    model = task.build_model()
+    model.load_state_dict(arrays.to_torch_state_dict())
+    return task.loss(model)
 
 
 def _as_int(value: object) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.nn import functional as F
 
 from gems_flwr.averaging import Arrays
 
@@ -68,6 +69,19 @@ class Task(ABC):
         """Return inputs and labels from which class moments are taken; validation by default."""
         return self.validation_data()
 
+    def loss(self, model: nn.Module) -> float:
+        """Return the mean loss of `model` on the node's training data, at least 0.
+
+        Cross entropy by default. ``MultiModel(sampling="lvr")`` samples by it.
+        """
+        inputs, labels = self.training_data()
+        was_training = model.training
+        model.eval()
+        with torch.inference_mode():
+            loss = float(F.cross_entropy(model(inputs), labels))
+        model.train(was_training)
+        return loss
+
     def recall(self, memory: Arrays) -> None:  # noqa: B027 - most tasks have nothing to recall
         """Take back, before training, what `remember` returned the last time; nothing by default.
 
@@ -82,3 +96,31 @@ class Task(ABC):
     def shared_examples(self) -> tuple[NDArray, NDArray]:
         """Return raw training inputs and labels, as stored; only for pooled reference runs."""
         raise NotImplementedError(f"{type(self).__name__} shares no data")
+
+
+@dataclass(frozen=True)
+class TaskSet:
+    """The tasks of a node that trains several models.
+
+    Parameters
+    ----------
+    tasks : mapping from str to Task
+        By the name of the model.
+    examples : mapping from str to int
+        Training examples of each; a task with none is never asked for.
+    capacity : int, default 1
+        The most models that the node trains in a round, at least 0.
+    """
+
+    tasks: Mapping[str, Task]
+    examples: Mapping[str, int]
+    capacity: int = 1
+
+    def task(self, name: str | None) -> Task:
+        """Return the task of a model."""
+        if name is None or name not in self.tasks:
+            raise ValueError(
+                f"this node has the models {sorted(self.tasks)}, and the message is about "
+                f"{'none in particular' if name is None else repr(name)}"
+            )
+        return self.tasks[name]

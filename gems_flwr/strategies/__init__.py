@@ -14,6 +14,7 @@ from gems_flwr.strategies.layerwise_gems import LayerwiseGems
 from gems_flwr.strategies.learners import LocalLearners
 from gems_flwr.strategies.loop import RoundLoop
 from gems_flwr.strategies.members import Ensemble, LocalModels, join_members, split_members
+from gems_flwr.strategies.multi_model import MultiModel, join_models, split_models
 from gems_flwr.strategies.nosync import NoSync
 from gems_flwr.strategies.one_shot_average import OneShotAverage
 from gems_flwr.strategies.periodic import PeriodicAveraging
@@ -31,6 +32,7 @@ __all__ = [
     "LayerwiseGems",
     "LocalLearners",
     "LocalModels",
+    "MultiModel",
     "NoSync",
     "OneShotAverage",
     "PatienceExhausted",
@@ -45,5 +47,7 @@ __all__ = [
     "StopRule",
     "TargetReached",
     "join_members",
+    "join_models",
     "split_members",
+    "split_models",
 ]

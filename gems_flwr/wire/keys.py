@@ -48,3 +48,13 @@ TASK_MEMORY = "task-memory"
 
 # Flower's own: what its secure aggregation puts into messages and replies.
 SECAGG_CONFIGS = "secaggplus_configs"
+
+MULTI_MODEL = "multi-model"
+MODEL = "model"
+CAPACITY = "capacity"
+LOCAL_LOSS = "local-loss"
+UPDATE_NORM = "update-norm"
+BETA = "beta"
+CONTROL = "control"
+CORRECTION = "correction"
+GRADIENT = "gradient"

@@ -1,6 +1,6 @@
 """``make bench``, or ``python -m simulations.bench [parts] [--quick]``.
 
-Parts: messages, spaces, neurons, merging, averaging; all by default.
+Parts: messages, spaces, neurons, merging, averaging, sampling; all by default.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 from rich.console import Console
 
-from simulations.bench import averaging, merging, messages, neurons, spaces
+from simulations.bench import averaging, merging, messages, neurons, sampling, spaces
 
 PARTS = {
     "messages": messages.report,
@@ -19,6 +19,7 @@ PARTS = {
     "neurons": neurons.report,
     "merging": merging.report,
     "averaging": averaging.report,
+    "sampling": sampling.report,
 }
 
 

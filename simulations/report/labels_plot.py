@@ -14,7 +14,7 @@ from simulations.report.figures import new_figure, write_heading
 from simulations.report.runs import Partition
 
 # From light to dark blue; without the palest part, so that one example differs from none.
-_COLOUR_MAP = ListedColormap(matplotlib.colormaps["Blues"](np.linspace(0.15, 1.0, 256)))
+COLOUR_MAP = ListedColormap(matplotlib.colormaps["Blues"](np.linspace(0.15, 1.0, 256)))
 
 # Beyond these, numbers in cells, names on the axes and lines between cells run into each other.
 _MOST_NODES_WITH_NUMBERS = 12
@@ -61,7 +61,7 @@ def labels_figure(setting_title: str, seed: int, division: Partition) -> Figure:
     image = axes.imshow(
         # Masked, so that "none" is white and cannot be taken for "few".
         np.ma.masked_equal(counts, 0),
-        cmap=_COLOUR_MAP,
+        cmap=COLOUR_MAP,
         norm=Normalize(0, largest),
         aspect="auto",
         interpolation="nearest",

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
+from simulations.report import multi_model
 from simulations.report.plots import Plot
 from simulations.report.runs import Setting, UnfinishedRun
 from simulations.report.summary import Method, SettingSummary, cell_texts, format_bytes
@@ -88,6 +89,11 @@ a multiple of the one before.</dd>
 <dt>cumulative loss</dt>
 <dd>Of nodes that learn from a stream: the loss on every batch before learning from it, summed over
 the run. A good protocol stands low (little loss) and far to the left (few bytes).</dd>
+<dt>several models</dt>
+<dd>Where a run trains several models at once, its accuracy is the mean over them;
+<em>relative</em> is that mean over the one of full participation. "Who was drawn" shows which nodes
+trained which model how often. The step size is 1 in expectation for unbiased methods; the less it
+and the variance vary, the calmer the training.</dd>
 <dt>labels per node</dt>
 <dd>How many training examples of each class a node holds; white is none. The further apart the
 columns look, the harder the task.</dd>
@@ -152,6 +158,7 @@ def _setting_section(summary: SettingSummary, columns: Sequence[str], plots: Seq
         _methods_table(summary, columns),
         f'<p class="soft">{escape(caption_of(columns))}</p>',
     ]
+    parts.append(_models_table(summary))
     if plots:
         parts.append(f'<div class="plots">{"".join(map(_figure, plots))}</div>')
     parts += [_failures(summary), _every_run(summary), "</section>\n"]
@@ -166,6 +173,23 @@ def _methods_table(summary: SettingSummary, columns: Sequence[str]) -> str:
         rows.append(f'<tr class="reference">{cells}</tr>' if method.is_reference else _row(cells))
     heads = [(column, column == "method") for column in columns]
     return _table(heads, rows)
+
+
+def _models_table(summary: SettingSummary) -> str:
+    """Write the accuracy of every model, where there are several."""
+    rows, models = multi_model.models_rows(summary), multi_model.models_of(summary)
+    if not rows:
+        return ""
+    texts = [multi_model.texts(row, models) for row in rows]
+    heads = [(column, column == "method") for column in texts[0]]
+    lines = [
+        _row("".join(_cell(t, "text" if c == "method" else "") for c, t in text.items()))
+        for text in texts
+    ]
+    return (
+        f"<h3>Accuracy of every model</h3>\n{_table(heads, lines)}\n"
+        f'<p class="soft">{escape(multi_model.CAPTION)}</p>'
+    )
 
 
 def _method_cell(method: Method, column: str, text: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from simulations.report.accuracy_plot import accuracy_figure
 from simulations.report.figures import assign_styles, save
 from simulations.report.labels_plot import labels_figure
+from simulations.report.multi_model_plots import models_figure, sampled_figure, steps_figure
 from simulations.report.runs import Setting
 from simulations.report.stream_plots import frontier_figure, timeline_figure
 from simulations.report.summary import SettingSummary
@@ -59,6 +60,15 @@ def draw_plots(settings: Sequence[SettingSummary], folder: Path) -> dict[Setting
                 path = folder / f"{stem}-{kind}.png"
                 save(stream_figure, path)
                 drawn.append(Plot(path, title, _final_losses(summary)))
+        for kind, title, models_plot in (
+            ("models", "Accuracy of every model", models_figure(summary)),
+            ("sampled", "Who was drawn", sampled_figure(summary)),
+            ("steps", "Steps and their variance", steps_figure(summary, styles)),
+        ):
+            if models_plot is not None:
+                path = folder / f"{stem}-{kind}.png"
+                save(models_plot, path)
+                drawn.append(Plot(path, title, _final_accuracies(summary)))
         if summary.division is not None:
             seed, division = summary.division
             path = folder / f"{stem}-labels.png"

@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,9 @@ class Round:
     accuracy: float | None
     failures: tuple[Failure, ...]
     cumulative_loss: float | None = None
+    # Of runs with several models, by model.
+    step_sizes: Mapping[str, float] = field(default_factory=dict)
+    variances: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,13 @@ class Run:
     cumulative_loss: float = math.nan
     full_synchronisations: tuple[int, ...] = ()
     drifts: tuple[int, ...] = ()
+    # Of runs with several models only: how pairs were drawn; accuracy by model; rounds in which a
+    # pair was drawn and its training examples, by node and model; bytes of the server's memory.
+    sampling: str | None = None
+    accuracies: Mapping[str, float] = field(default_factory=dict)
+    sampled: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    examples: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    server_memory_bytes: float | None = None
 
     @property
     def method(self) -> str:
@@ -232,6 +242,11 @@ def _read_run(folder: Path, name: str, warnings: list[str]) -> Run:
         cumulative_loss=math.nan if cumulative_loss is None else cumulative_loss,
         full_synchronisations=_counts(details, "full_synchronisations"),
         drifts=_counts(details, "drifts"),
+        sampling=_optional_text(details, "sampling"),
+        accuracies=_numbers(details, "accuracies"),
+        sampled=_tables(details, "sampled"),
+        examples=_tables(details, "examples"),
+        server_memory_bytes=_optional_number(details, "server_memory_bytes"),
     )
 
 
@@ -262,9 +277,12 @@ def _read_rounds(folder: Path, name: str, warnings: list[str]) -> tuple[Round, .
 
 def _parse_round(entry: Mapping[str, Any]) -> Round:
     server_metrics = entry.get("server_metrics") or {}
+    train_metrics = entry.get("train_metrics") or {}
     failures = entry.get("failures") or []
     if not isinstance(server_metrics, dict):
         raise _DamagedError(f"'server_metrics' should be an object, is {_kind(server_metrics)}")
+    if not isinstance(train_metrics, dict):
+        raise _DamagedError(f"'train_metrics' should be an object, is {_kind(train_metrics)}")
     if not isinstance(failures, list) or not all(isinstance(item, dict) for item in failures):
         raise _DamagedError("'failures' should be a list of objects")
     return Round(
@@ -278,7 +296,9 @@ def _parse_round(entry: Mapping[str, Any]) -> Round:
             Failure(str(item.get("node", "?")), str(item.get("reason", "no reason given")))
             for item in failures
         ),
-        cumulative_loss=_optional_number(entry.get("train_metrics") or {}, "cumulative_loss"),
+        cumulative_loss=_optional_number(train_metrics, "cumulative_loss"),
+        step_sizes=_by_model(train_metrics, "step_size/"),
+        variances=_by_model(train_metrics, "variance/"),
     )
 
 
@@ -344,6 +364,28 @@ def _counts(content: Mapping[str, Any], key: str) -> tuple[int, ...]:
     if not isinstance(values, list) or not all(_is_count(value) for value in values):
         raise _DamagedError(f"'{key}' should be a list of whole numbers, is {_kind(values)}")
     return tuple(values)
+
+
+def _by_model(metrics: Mapping[str, Any], prefix: str) -> dict[str, float]:
+    """Return the finite numbers whose names begin with a prefix, by what follows it."""
+    names = [key for key in metrics if key.startswith(prefix)]
+    found = {key.removeprefix(prefix): _optional_number(metrics, key) for key in names}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _numbers(content: Mapping[str, Any], key: str) -> dict[str, float]:
+    values = content.get(key) or {}
+    if not isinstance(values, dict):
+        raise _DamagedError(f"'{key}' should be an object, is {_kind(values)}")
+    found = {str(name): _optional_number(values, name) for name in values}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _tables(content: Mapping[str, Any], key: str) -> dict[str, dict[str, float]]:
+    values = content.get(key) or {}
+    if not isinstance(values, dict):
+        raise _DamagedError(f"'{key}' should be an object, is {_kind(values)}")
+    return {str(node): _numbers(values, node) for node in values}
 
 
 def _is_count(value: object) -> bool:

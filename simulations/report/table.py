@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from simulations.report import multi_model
 from simulations.report.runs import Run
 from simulations.report.summary import Method, SettingSummary, Spread, cell_texts
 
@@ -103,7 +104,30 @@ def print_tables(settings: Sequence[SettingSummary], console: Console) -> None:
         # Below that, a line that runs over is better than a column that is cut off.
         console.print(table, crop=False)
         console.print()
+        _print_models(summary, console)
     console.print(Text(caption_of(columns), style="dim"))
+
+
+def _print_models(summary: SettingSummary, console: Console) -> None:
+    """Print the accuracy of every model, where there are several."""
+    rows, models = multi_model.models_rows(summary), multi_model.models_of(summary)
+    if not rows:
+        return
+    texts = [multi_model.texts(row, models) for row in rows]
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
+    for column in texts[0]:
+        table.add_column(
+            column,
+            justify="left" if column == "method" else "right",
+            # A shortened number is a wrong number; a line may run over.
+            min_width=max(len(column), *(len(text[column]) for text in texts)),
+            no_wrap=True,
+        )
+    for text in texts:
+        table.add_row(*(Text(value) for value in text.values()))
+    console.print(table, crop=False)
+    console.print(Text(multi_model.CAPTION, style="dim"))
+    console.print()
 
 
 def write_results_csv(settings: Sequence[SettingSummary], path: Path) -> None:
@@ -138,6 +162,8 @@ def write_runs_csv(runs: Sequence[Run], path: Path) -> None:
 def _result_row(summary: SettingSummary, method: Method) -> dict[str, object]:
     setting = summary.setting
     fewest, most = method.rounds
+    rows = multi_model.models_rows(summary)
+    relative = next((row.relative for row in rows if row.method is method), None)
     return {
         "dataset": setting.dataset,
         "partition": setting.partition,
@@ -156,6 +182,8 @@ def _result_row(summary: SettingSummary, method: Method) -> dict[str, object]:
         "accuracy_sd": _sd(method.accuracy),
         "loss_mean": _mean(method.loss),
         "loss_sd": _sd(method.loss),
+        "relative_mean": _mean(relative),
+        "relative_sd": _sd(relative),
         "seconds_mean": _mean(method.seconds),
         "nodes_failed_sum": method.nodes_failed,
     }

@@ -1,6 +1,6 @@
 """``python -m simulations.studies STUDY [overrides]``.
 
-Studies: frontiers, honest_radii, hostile, initialisation, layer_size, soak, tuning.
+Studies: frontiers, honest_radii, hostile, initialisation, layer_size, multi_model, soak, tuning.
 
 Overrides are those of ``python -m simulations.run``; data set, partition, nodes and seed count.
 """
@@ -23,6 +23,7 @@ from simulations.studies import (
     hostile,
     initialisation,
     layer_size,
+    multi_model,
     soak,
     tuning,
 )
@@ -33,6 +34,7 @@ STUDIES = {
     "hostile": hostile.run,
     "initialisation": initialisation.run_all,
     "layer_size": layer_size.run,
+    "multi_model": multi_model.run_all,
     "soak": soak.run,
     "tuning": tuning.run,
 }

@@ -13,7 +13,7 @@ from gems_flwr import scoring, wire
 from gems_flwr.construct import LayerData
 from gems_flwr.runtime.seeding import derive_seed
 from gems_flwr.spaces import find_output_layer, unflatten_linear
-from simulations.experiment import Experiment
+from simulations.experiment import Experiment, NodeTask
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ def trained_nodes(experiment: Experiment, console: Console) -> list[TrainedNode]
         disable=not console.is_terminal,
     ):
         task = experiment.task(number)
+        assert isinstance(task, NodeTask)
         model = task.build_model()
         task.train(
             model, seed=derive_seed(experiment.config.seed, "train", 1, str(number)), config={}

@@ -5,7 +5,14 @@ import json
 import pytest
 from rich.console import Console
 
-from simulations.studies import frontiers, honest_radii, initialisation, layer_size, tuning
+from simulations.studies import (
+    frontiers,
+    honest_radii,
+    initialisation,
+    layer_size,
+    multi_model,
+    tuning,
+)
 
 QUIET = Console(quiet=True)
 
@@ -97,3 +104,12 @@ def test_strongly_different_beginnings_break_averaging(tmp_path, monkeypatch):
     found = json.loads(figure.with_suffix(".json").read_text())["periodic"]
     assert found["1"]["1"] > 0.8 * found["0"]["1"]
     assert found["20"]["10"] < 0.95 * found["0"]["1"]
+
+
+@pytest.mark.slow
+def test_a_learning_rate_is_chosen_on_validation_data(tmp_path):
+    console = Console(record=True, width=100)
+    overrides = ["dataset=digits", "nodes=12", "rounds=1", "strategy.budget=4"]
+    multi_model.run_all(overrides, tmp_path, console)
+    text = console.export_text()
+    assert all(f"{rate:g} " in text for rate in multi_model.RATES)

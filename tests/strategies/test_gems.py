@@ -21,6 +21,7 @@ from gems_flwr.runtime import InProcessGrid, MeteredGrid
 from gems_flwr.spaces import load_space
 from gems_flwr.strategies import FedAvg, Gems
 
+
 def fit(weight, bias, x, y, steps=200):
     """Plain gradient descent; returns new arrays."""
     w = torch.tensor(weight, requires_grad=True)
@@ -433,8 +434,14 @@ CONE_FAULTS = {
     "surplus array": (in_space(set_item("x", np.zeros(1))), "x"),
     "another kind": (in_meta(set_item("kind", "ball")), "ball"),
     "another task": (in_meta(set_item("num_classes", 9)), "shape"),
-    "meta that is no object": (lambda c: c.__setitem__("space-meta", ConfigRecord({"json": "3"})), "JSON object"),
-    "meta that is no JSON": (lambda c: c.__setitem__("space-meta", ConfigRecord({"json": "{"})), "JSON"),
+    "meta that is no object": (
+        lambda c: c.__setitem__("space-meta", ConfigRecord({"json": "3"})),
+        "JSON object",
+    ),
+    "meta that is no JSON": (
+        lambda c: c.__setitem__("space-meta", ConfigRecord({"json": "{"})),
+        "JSON",
+    ),
     "no meta": (lambda c: c.__delitem__("space-meta"), "space-meta"),
     "no space": (lambda c: c.__delitem__("space"), "space"),
 }

@@ -19,6 +19,7 @@ from gems_flwr.networks import freeze_layers, neuron_rows, resize_model, weight_
 from gems_flwr.runtime import InProcessGrid, MeteredGrid
 from gems_flwr.strategies import LayerwiseGems
 
+
 def network(hidden=(8, 5), seed=0):
     torch.manual_seed(seed)
     widths = [FEATURES, *hidden]
@@ -355,9 +356,7 @@ def test_a_resumed_run_equals_an_unbroken_one(tmp_path):
     Dies.__name__ = "LayerwiseGems"
     with pytest.raises(KeyboardInterrupt):
         Dies(**options).start(InProcessGrid(ready_app(), 2), initial())
-    resumed = LayerwiseGems(**options, resume=True).start(
-        InProcessGrid(ready_app(), 2), initial()
-    )
+    resumed = LayerwiseGems(**options, resume=True).start(InProcessGrid(ready_app(), 2), initial())
     assert record_equal(resumed.arrays, unbroken.arrays)
     assert resumed.details["hidden"] == unbroken.details["hidden"]
     assert len(resumed.details["layers"]) == 2

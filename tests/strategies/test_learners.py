@@ -22,6 +22,7 @@ from gems_flwr.strategies import (
     split_members,
 )
 
+
 def play(strategy, app=None, nodes=5, rounds=12, grid=None, size=3):
     grid = grid or InProcessGrid(app or walking_app(size=size), nodes)
     return strategy.start(grid, initial(size), num_rounds=rounds)

@@ -390,7 +390,9 @@ def test_nodes_that_cannot_evaluate_do_not_end_the_run():
 
 
 def growing(server_round, arrays):
-    return MetricRecord({"accuracy": min(0.5, 0.1 * server_round), "loss": 1.0 / (server_round + 1)})
+    return MetricRecord(
+        {"accuracy": min(0.5, 0.1 * server_round), "loss": 1.0 / (server_round + 1)}
+    )
 
 
 def test_the_server_evaluates_before_the_first_round_and_after_each(grid):
@@ -476,7 +478,13 @@ def test_callbacks_hear_everything_in_order(grid):
 
     start(FedAvg(callbacks=[Listener(), Callback()]), grid, rounds=1)
     replies = [("reply", 1, True)] * 5
-    assert heard == [("start", "FedAvg", 1, 0), ("exchange", 1, 5), *replies, ("round", 1), ("end", 2)]
+    assert heard == [
+        ("start", "FedAvg", 1, 0),
+        ("exchange", 1, 5),
+        *replies,
+        ("round", 1),
+        ("end", 2),
+    ]
 
 
 def test_a_one_round_strategy_plays_one_round_whatever_it_is_told(grid):
@@ -556,7 +564,9 @@ def test_a_run_killed_within_a_round_does_not_ask_the_others_again(tmp_path):
                 yield reply
 
     with pytest.raises(Killed):
-        start(FedAvg(checkpoint_dir=tmp_path), Mortal(toy_app({3: die}, guarded=False), 4), rounds=2)
+        start(
+            FedAvg(checkpoint_dir=tmp_path), Mortal(toy_app({3: die}, guarded=False), 4), rounds=2
+        )
     metered = MeteredGrid(InProcessGrid(toy_app(), 4))
     resumed = start(FedAvg(checkpoint_dir=tmp_path, resume=True), metered, rounds=2)
     unbroken = start(FedAvg(), InProcessGrid(toy_app(), 4), rounds=2)
@@ -608,7 +618,9 @@ def test_the_checkpoint_of_another_model_is_refused(tmp_path, grid):
         FedAvg(checkpoint_dir=tmp_path, resume=True).start(grid, floats_only())
 
 
-def test_a_line_written_after_the_last_checkpoint_is_dropped_and_a_missing_one_refused(tmp_path, grid):
+def test_a_line_written_after_the_last_checkpoint_is_dropped_and_a_missing_one_refused(
+    tmp_path, grid
+):
     start(FedAvg(checkpoint_dir=tmp_path), grid, rounds=2)
     path = tmp_path / "rounds.jsonl"
     lines = path.read_text()

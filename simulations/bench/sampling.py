@@ -1,0 +1,102 @@
+"""What sampling probabilities cost, how they grow, and how much memory old updates take.
+
+Figures are ratios within this one run, and how they grow. Nothing here asserts a time.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from gems_flwr.averaging import flat
+from gems_flwr.sampling import (
+    closed_form_probabilities,
+    draw_assignment,
+    optimal_probabilities,
+)
+from gems_flwr.strategies.book import Book
+from simulations.models import lenet, mlp
+
+_MODELS = 10
+_REPEATS = 3
+
+
+def timed(clients: int) -> tuple[float, float, float]:
+    """Return the best seconds of the general solution, of Eq. 5, and of a draw."""
+    rng = np.random.default_rng(0)
+    importance = np.exp(rng.normal(size=(clients, _MODELS)))
+    capacity = rng.integers(1, 4, size=clients)
+    probabilities = optimal_probabilities(importance, clients / 10, capacity)
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: optimal_probabilities(importance, clients / 10, capacity),
+        lambda: closed_form_probabilities(importance, clients / 10),
+        lambda: draw_assignment(probabilities, rng),
+    )
+    best = [math.inf] * len(calls)
+    for _ in range(_REPEATS):
+        for number, call in enumerate(calls):
+            started = time.perf_counter()
+            call()
+            best[number] = min(best[number], time.perf_counter() - started)
+    return best[0], best[1], best[2]
+
+
+def memory(nodes: int, models: int, weights: int) -> tuple[float, float]:
+    """Return the bytes that the server keeps of old updates if it holds `weights` per model.
+
+    Returns
+    -------
+    tuple of float
+        Predicted, nodes × models × weights × 4, and counted after filling a book.
+    """
+    book = Book()
+    for model in range(models):
+        vectors = {str(n): np.zeros(weights, dtype=np.float32) for n in range(nodes)}
+        book.old[str(model)] = vectors
+    return 4.0 * nodes * models * weights, float(book.details([])["server_memory_bytes"])
+
+
+def report(console: Console, quick: bool) -> None:
+    """Print the tables."""
+    console.print(
+        f"\n[bold]What sampling probabilities cost[/bold]: {_MODELS} models, capacities 1 to 3, "
+        "best of 3.\nPer n log n: milliseconds over n log n, relative to the first row."
+    )
+    table = Table()
+    for heading in ("clients", "optimal ms", "per n log n", "Eq. 5 ms", "draw ms"):
+        table.add_column(heading, justify="right")
+    first = None
+    for clients in (1_000, 10_000) if quick else (1_000, 10_000, 100_000, 300_000):
+        optimal, closed, draw = timed(clients)
+        growth = optimal / (clients * math.log(clients))
+        first = first or growth
+        table.add_row(
+            f"{clients:,}",
+            f"{optimal * 1e3:.1f}",
+            f"{growth / first:.2f}",
+            f"{closed * 1e3:.1f}",
+            f"{draw * 1e3:.1f}",
+        )
+    console.print(table)
+
+    nets = {
+        "784-32-10": mlp(input_shape=(1, 28, 28), classes=10, hidden=(32,), dropout=0.0),
+        "LeNet-5": lenet(input_shape=(1, 28, 28), classes=10),
+    }
+    table = Table(
+        title="Old updates at the server (stale, FedVARP, MIFA), MB", title_justify="left"
+    )
+    for heading in ("model", "weights", "nodes × models", "predicted", "counted"):
+        table.add_column(heading, justify="right")
+    for name, net in nets.items():
+        weights = len(flat({k: v.numpy() for k, v in net.state_dict().items()}))
+        predicted, counted = memory(120, 3, weights)
+        table.add_row(
+            name, f"{weights:,}", "120 × 3", f"{predicted / 1e6:.1f}", f"{counted / 1e6:.1f}"
+        )
+    console.print(table)

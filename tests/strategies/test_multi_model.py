@@ -1,0 +1,418 @@
+"""Several models on the same nodes, over the in-process grid."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from helpers_multi_model import (
+    Watching,
+    app_of,
+    echo,
+    examples_of,
+    initial,
+    pull,
+    pulling_app,
+    start_models,
+)
+
+from gems_flwr import wire
+from gems_flwr.averaging import best_beta
+from gems_flwr.client import multi_model_mod
+from gems_flwr.errors import MultiModelError
+from gems_flwr.runtime import InProcessGrid, MeteredGrid
+from gems_flwr.sampling import data_shares, draw_assignment, optimal_probabilities
+from gems_flwr.runtime.seeding import generator
+from gems_flwr.strategies import Callback, FedAvg, MultiModel, split_models
+
+METHODS = ["random", "full", "lvr", "gvr", "stale", "fedvarp", "mifa"]
+
+
+def play(strategy, app=None, nodes=6, rounds=5, grid=None, start=None):
+    grid = grid or InProcessGrid(app or pulling_app(), nodes)
+    return strategy.start(grid, start or initial(), num_rounds=rounds)
+
+
+def final(result):
+    return split_models(wire.to_numpy(result.arrays))
+
+
+def counts(nodes=6, names=("a", "b")):
+    return np.array([[examples_of(i).get(m, 0) for m in names] for i in range(nodes)])
+
+
+def full_rounds(rounds, nodes=6):
+    """Full participation by hand: w − Σ d U, model by model."""
+    shares, models = data_shares(counts(nodes)), start_models()
+    w = {name: arrays["w"] for name, arrays in models.items()}
+    for _ in range(rounds):
+        w = {
+            m: w[m] - sum(shares[i, s] * pull(i, m, w[m]) for i in range(nodes))
+            for s, m in enumerate(w)
+        }
+    return w
+
+
+# --- what it comes to -----------------------------------------------------------------------------
+
+
+def test_full_participation_is_the_weighted_step_of_every_model():
+    result = play(MultiModel(sampling="full"))
+    for model, expected in full_rounds(5).items():
+        assert final(result)[model]["w"] == pytest.approx(expected)
+    assert result.history[-1].train_metrics["step_size/a"] == pytest.approx(1)
+    assert result.history[-1].train_metrics["variance/b"] == 0
+    assert result.details["sampled"]["0"] == {"a": 5}
+
+
+@pytest.mark.parametrize("sampling", [m for m in METHODS if m != "full"])
+def test_with_budget_for_everything_every_method_is_full_participation(sampling):
+    result = play(MultiModel(sampling=sampling, budget=11))
+    for model, expected in full_rounds(5).items():
+        assert final(result)[model]["w"] == pytest.approx(expected)
+
+
+def pull_only_model(message: Message, context: Context) -> Message:
+    """An ordinary handler that knows nothing of models' names."""
+    node = int(context.node_config["partition-id"])
+    arrays = wire.to_numpy(message.content["arrays"])
+    trained = {"w": arrays["w"] - pull(node, "a", arrays["w"]), "n": arrays["n"] + 1}
+    metrics = MetricRecord({"num-examples": node + 1, "loss": 1.0})
+    content = RecordDict({"m": wire.to_record(trained), "metrics": metrics})
+    content["node"] = wire.pack_name(str(node))["node"]
+    return Message(content, reply_to=message)
+
+
+@pytest.mark.parametrize("sampling", ["random", "full", "gvr", "lvr"])
+def test_one_model_and_a_budget_for_all_nodes_is_fedavg_bit_for_bit(sampling):
+    mod = multi_model_mod(
+        holdings=lambda c: {"model": int(c.node_config["partition-id"]) + 1}, loss=lambda *_: 1.0
+    )
+    # The very same app: the mod is inert for FedAvg.
+    app = ClientApp(mods=[mod])
+    app.train()(pull_only_model)
+    start = wire.to_record(start_models(("a",))["a"])
+    theirs = FedAvg().start(InProcessGrid(app, 7), start, num_rounds=4)
+    ours = play(MultiModel(sampling=sampling, budget=7), app, nodes=7, rounds=4, start=start)
+    assert ours.arrays.keys() == theirs.arrays.keys()
+    for key, array in ours.arrays.items():
+        assert array.numpy().tobytes() == theirs.arrays[key].numpy().tobytes()
+
+
+@pytest.mark.parametrize("sampling", METHODS)
+def test_no_node_trains_more_than_its_capacity_and_models_it_lacks(sampling):
+    result = play(MultiModel(sampling=sampling, budget=4), pulling_app(capacity=1), rounds=12)
+    assert result.failures == ()
+    assert "b" not in result.details["sampled"].get("0", {})
+    if sampling != "full":
+        drawn = [r.train_metrics["pairs_drawn"] for r in result.history[1:]]
+        assert max(drawn) <= 6
+        assert np.mean(drawn) == pytest.approx(4, abs=1.2)
+    json.dumps(result.details)
+
+
+def test_gvr_applies_what_the_mathematics_says():
+    """One round, by hand: norms, optimal probabilities, the same draw, d / p."""
+    result = play(MultiModel(sampling="gvr", budget=3, seed=3), rounds=1)
+    shares, models = data_shares(counts()), ("a", "b")
+    zero = {m: arrays["w"] for m, arrays in start_models().items()}
+    updates = {(i, m): pull(i, m, zero[m]) for i in range(6) for m in models}
+    norms = np.array([[np.linalg.norm(updates[i, m]) for m in models] for i in range(6)])
+    p = optimal_probabilities(shares * norms, 3, 2)
+    drawn = draw_assignment(p, generator(3, "assign", 1))
+    for s, m in enumerate(models):
+        step = sum(shares[i, s] / p[i, s] * updates[i, m] for i in range(6) if drawn[i, s])
+        assert final(result)[m]["w"] == pytest.approx(-step)
+    sizes = [(shares / np.where(p > 0, p, 1) * drawn)[:, s].sum() for s in range(2)]
+    metrics = result.history[1].train_metrics
+    assert [metrics["step_size/a"], metrics["step_size/b"]] == pytest.approx(sizes)
+
+
+def test_stale_updates_are_corrected_with_the_best_beta():
+    """Two rounds by hand; what was drawn in the first is h in the second."""
+    strategy = MultiModel(sampling="stale", budget=3, seed=1)
+    result = play(strategy, rounds=2)
+    shares, models = data_shares(counts()), ("a", "b")
+    w = {m: arrays["w"] for m, arrays in start_models().items()}
+    old = {}
+    for number in (1, 2):
+        updates = {(i, m): pull(i, m, w[m]) for i in range(6) for m in models}
+        rest = np.zeros((6, 2))
+        beta = {}
+        for i in range(6):
+            for s, m in enumerate(models):
+                h = old.get((i, m), np.zeros_like(w[m]))
+                beta[i, m] = best_beta(updates[i, m].ravel(), h.ravel())
+                rest[i, s] = np.linalg.norm(updates[i, m] - beta[i, m] * h)
+        p = optimal_probabilities(shares * rest, 3, 2)
+        drawn = draw_assignment(p, generator(1, "assign", number))
+        new = {}
+        for s, m in enumerate(models):
+            step = np.zeros_like(w[m])
+            for i in range(6):
+                h = beta[i, m] * old.get((i, m), np.zeros_like(w[m]))
+                step += shares[i, s] * h
+                if drawn[i, s]:
+                    step += shares[i, s] / p[i, s] * (updates[i, m] - h)
+            new[m] = w[m] - step
+        old |= {
+            (i, m): updates[i, m] for i in range(6) for s, m in enumerate(models) if drawn[i, s]
+        }
+        w = new
+    for m in models:
+        assert final(result)[m]["w"] == pytest.approx(w[m])
+    assert result.details["server_memory_bytes"] == sum(h.nbytes for h in old.values())
+
+
+def test_the_mean_over_seeds_is_the_step_of_full_participation():
+    """After one round; five standard errors of 60 runs."""
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    grid = InProcessGrid(pulling_app(), 6)
+    ends = []
+    for seed in range(60):
+        result = play(MultiModel(sampling="lvr", budget=5, seed=seed), grid=grid, rounds=1)
+        ends.append(np.concatenate([final(result)[m]["w"].ravel()[:1] for m in ("a", "b")]))
+    expected = [full_rounds(1)[m].ravel()[0] for m in ("a", "b")]
+    error = np.std(ends, axis=0) / np.sqrt(len(ends)) + 1e-12
+    assert (np.abs(np.mean(ends, axis=0) - expected) <= 5 * error).all()
+
+
+# --- messages -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", ["random", "fedvarp", "mifa"])
+def test_a_train_message_carries_exactly_the_models_that_its_node_trains(sampling):
+    grid = Watching(pulling_app(calls=(calls := [])), 6)
+    play(MultiModel(sampling=sampling, budget=4), grid=grid)
+    carried = {
+        (n, r, key.split("/")[1]) for n, r, a, keys in grid.seen if a == "train" for key in keys
+    }
+    assert carried == set(calls)
+    train = [(n, r) for n, r, a, _ in grid.seen if a == "train"]
+    assert len(train) == len(set(train))
+
+
+def test_nodes_introduce_themselves_once_and_it_is_counted():
+    grid = Watching(pulling_app(), 6)
+    meter = MeteredGrid(grid)
+    result = play(MultiModel(sampling="random", budget=4), grid=meter)
+    assert [r for _, r, a, _ in grid.seen if a == "introduce"] == [1] * 6
+    assert result.traffic.messages_down == len(grid.seen)
+    assert result.traffic.bytes_down == meter.total.bytes_down
+
+
+def test_with_lvr_a_model_goes_down_once_per_version_and_training_needs_no_weights():
+    grid = Watching(pulling_app(), 6)
+    result = play(MultiModel(sampling="lvr", budget=3), grid=grid, rounds=4)
+    asked = [(n, r, keys) for n, r, a, keys in grid.seen if a == "losses"]
+    assert len(asked) == 6 * 4
+    assert all(keys == [] for _, _, a, keys in grid.seen if a == "train")
+    # A model that nobody trained in a round is still the current one, and is not sent again.
+    for number in (2, 3, 4):
+        sizes = result.history[number - 1].train_metrics
+        changed = {m for m in ("a", "b") if sizes[f"step_size/{m}"] > 0}
+        for node, r, keys in asked:
+            if r == number:
+                assert {k.split("/")[1] for k in keys} == changed & set(examples_of(node))
+
+
+def test_with_gvr_everything_is_trained_once_and_only_what_is_drawn_goes_up():
+    calls = []
+    grid = Watching(pulling_app(calls=calls), 6)
+    result = play(MultiModel(sampling="gvr", budget=3), grid=grid, rounds=4)
+    assert len(calls) == len(set(calls)) == 4 * 11
+    sends = [keys for _, _, a, keys in grid.seen if a == "send"]
+    assert all(keys == [] for keys in sends)
+    drawn = sum(n for by in result.details["sampled"].values() for n in by.values())
+    assert drawn == sum(r.train_metrics["pairs"] for r in result.history[1:])
+
+
+def test_norms_are_a_small_part_of_the_bytes_that_models_are():
+    """5,000 weights are 40,000 bytes; of 20 nodes about two send them, the others some numbers."""
+
+    def train(message: Message, context: Context) -> Message:
+        reply = echo(message, context)
+        weights = message.content["arrays"]["w"].numpy()
+        reply.content["m"] = wire.to_record({"w": weights + 1})
+        return reply
+
+    grid = MeteredGrid(InProcessGrid(app_of(train, examples=1, names=("model",)), 20))
+    start = wire.to_record({"w": np.zeros(5000)})
+    result = MultiModel(sampling="gvr", budget=2, seed=1).start(grid, start, num_rounds=1)
+    drawn = result.history[1].train_metrics["pairs"]
+    assert 0 < drawn < 6
+    assert drawn * 40_000 < result.traffic.bytes_up < drawn * 40_500 + 40 * 200
+
+
+# --- failures -------------------------------------------------------------------------------------
+
+
+def fail(_):
+    raise RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize("sampling", METHODS)
+def test_a_fault_drops_this_models_contribution_only_and_the_coefficients_say_so(sampling):
+    """Node 5 cannot train b in round 2; everything is drawn, so the rest is known by hand."""
+    app = pulling_app({(5, 2, "b"): fail})
+    result = play(MultiModel(sampling=sampling, budget=11), app, rounds=2)
+    shares = data_shares(counts())
+    (lost,) = result.details["lost"]
+    assert (lost["round"], lost["node"], lost["model"]) == (2, "5", "b")
+    assert lost["coefficient"] == pytest.approx(shares[5, 1])
+    assert "out of memory" in lost["reason"]
+    metrics = result.history[2].train_metrics
+    assert metrics["step_size/a"] == pytest.approx(1)
+    assert metrics["step_size/b"] == pytest.approx(1 - shares[5, 1])
+    if sampling in ("random", "full", "lvr", "gvr"):
+        w = full_rounds(1)["b"]
+        expected = w - sum(shares[i, 1] * pull(i, "b", w) for i in range(5))
+        assert final(result)["b"]["w"] == pytest.approx(expected)
+    assert final(result)["a"]["w"] == pytest.approx(full_rounds(2)["a"])
+
+
+@pytest.mark.parametrize("action", ["losses", "train"])
+def test_a_silent_node_is_out_of_the_round_and_back_in_the_next(action):
+    grid = Watching(pulling_app(), 6, away={(4, 2, action)})
+    result = play(MultiModel(sampling="lvr", budget=11), grid=grid, rounds=3)
+    assert {(n, f.node) for n, f in result.failures} == {(2, "4")}
+    assert {(x["round"], x["node"], x["model"]) for x in result.details["lost"]} == {
+        (2, "4", "a"),
+        (2, "4", "b"),
+    }
+    assert result.history[3].train_metrics["step_size/a"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "action"), [("lvr", "train"), ("gvr", "send"), ("stale", "send")]
+)
+def test_a_node_that_lost_its_state_in_the_middle_of_a_round_is_given_the_model_again(
+    sampling, action
+):
+    grid = Watching(pulling_app(), 6, forget={(4, 2, action)})
+    result = play(MultiModel(sampling=sampling, budget=11), grid=grid, rounds=4)
+    assert result.details["lost"] == []
+    for model, expected in full_rounds(4).items():
+        assert final(result)[model]["w"] == pytest.approx(expected)
+
+
+def test_an_update_that_never_arrived_is_no_control_variate():
+    """Node 3 sends b in round 2, the reply is unusable; both sides go on with round 1's."""
+    behaviours = {(3, 2, "b"): lambda m: {**m, "w": np.full((2, 2), np.nan)}}
+    result = play(MultiModel(sampling="stale", budget=11), pulling_app(behaviours), rounds=4)
+    assert [(n, f.node) for n, f in result.failures] == [(2, "3")]
+    assert "update-norm" in result.failures[0][1].reason
+    assert result.history[4].train_metrics["step_size/b"] == pytest.approx(1)
+
+
+def test_a_bad_reply_is_named_with_its_model():
+    behaviours = {(2, 1, "a"): lambda m: {**m, "w": np.zeros(9)}}
+    result = play(MultiModel(sampling="full"), pulling_app(behaviours), rounds=1)
+    ((_, failure),) = result.failures
+    assert failure.node == "2"
+    assert "model 'a': array 'w' has" in failure.reason
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+
+def test_a_budget_beyond_the_capacities_is_refused_with_what_is_possible():
+    with pytest.raises(MultiModelError, match="budget is 7, but the 6 nodes can train at most 6"):
+        play(MultiModel(budget=7), pulling_app(capacity=1))
+
+
+def test_a_model_nobody_has_data_for_is_named():
+    app = pulling_app(holdings=lambda node, names: {"a": 5})
+    with pytest.raises(MultiModelError, match="no node has data for 'b'.*they have \\['a'\\]"):
+        play(MultiModel(), app)
+
+
+@pytest.mark.parametrize("sampling", ["lvr", "gvr", "stale"])
+def test_without_any_importance_sampling_is_uniform_and_says_so(sampling):
+    """Nobody moves a weight, and every loss is 0."""
+    app = app_of(echo, examples=3, loss=lambda *_: 0.0)
+    with np.errstate(all="raise"):
+        result = play(MultiModel(sampling=sampling, budget=4), app, rounds=2)
+    assert result.details["uniform_rounds"] == [1, 2]
+    assert result.failures == ()
+    assert final(result)["a"]["w"] == pytest.approx(np.zeros(3))
+
+
+def test_a_node_without_loss_still_gets_its_turn_under_lvr():
+    """Its loss counts as a hundredth of the mean, not as 0.
+
+    The others' probability is 1 at a budget of 2.4, so it gets 0.4: about 12 of 30 rounds.
+    """
+
+    def loss(context, *_):
+        return 0.0 if context.node_config["partition-id"] == 0 else 1.0
+
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    app = app_of(echo, examples=1, loss=loss, names=("model",))
+    start = wire.to_record({"w": np.zeros(2)})
+    result = play(MultiModel(sampling="lvr", budget=2.4), app, nodes=3, rounds=30, start=start)
+    sampled = result.details["sampled"]
+    assert 4 <= sampled["0"]["model"] <= 20
+    assert sampled["1"]["model"] == 30
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: MultiModel(budget=0), "budget must be a number above 0"),
+        (lambda: MultiModel(sampling="best"), "sampling must be one of"),
+        (lambda: MultiModel(fraction_train=0.5), "fraction_train must be 1"),
+        (lambda: MultiModel(fraction_evaluate=0.5), "fraction_evaluate must be 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+def test_scaffold_says_that_it_needs_more_than_an_ordinary_handler():
+    result = play(MultiModel(sampling="scaffold", budget=11), rounds=1)
+    assert len(result.failures) == 6
+    assert "does not do; use task_client_app" in result.failures[0][1].reason
+
+
+# --- order, resuming ------------------------------------------------------------------------------
+
+
+class Backwards(InProcessGrid):
+    def collect(self, message_ids, *, timeout):
+        return reversed(list(super().collect(message_ids, timeout=timeout)))
+
+
+@pytest.mark.parametrize("sampling", METHODS)
+def test_the_result_does_not_depend_on_the_order_of_arrival(sampling):
+    strategy = MultiModel(sampling=sampling, budget=5)
+    one, other = (
+        play(strategy, grid=kind(pulling_app(), 6)) for kind in (InProcessGrid, Backwards)
+    )
+    for key, array in one.arrays.items():
+        assert array.numpy().tobytes() == other.arrays[key].numpy().tobytes()
+    assert one.details == other.details
+
+
+class StopAfter(Callback):
+    def on_round_end(self, record):
+        if record.round == 3:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("sampling", METHODS)
+def test_a_resumed_run_equals_the_unbroken_one(sampling, tmp_path):
+    """The nodes have gone on living while the server was away."""
+    options = {"sampling": sampling, "budget": 5}
+    unbroken = play(MultiModel(**options), rounds=6)
+    grid = InProcessGrid(pulling_app(), 6)
+    kept = {**options, "checkpoint_dir": tmp_path}
+    with pytest.raises(KeyboardInterrupt):
+        play(MultiModel(callbacks=[StopAfter()], **kept), grid=grid, rounds=6)
+    resumed = play(MultiModel(resume=True, **kept), grid=grid, rounds=6)
+    for key, array in unbroken.arrays.items():
+        assert array.numpy().tobytes() == resumed.arrays[key].numpy().tobytes()
+    assert resumed.details == unbroken.details
