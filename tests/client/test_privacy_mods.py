@@ -6,7 +6,7 @@ import torch
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
-from flwr.clientapp.mod import LocalDpMod
+from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 from flwr.server.workflow import SecAggPlusWorkflow
 
 from conftest import initial_arrays, toy_app
@@ -110,7 +110,7 @@ def test_around_our_mods_local_dp_refuses_and_the_log_says_so(strategy, mod, cap
     assert 'reason="LocalDpMod expects' in caplog.text
 
 
-@pytest.mark.parametrize("inside", [NOISE, secaggplus_mod], ids=["LocalDpMod", "secaggplus_mod"])
+@pytest.mark.parametrize("inside", [NOISE, fixedclipping_mod, adaptiveclipping_mod, secaggplus_mod])
 @pytest.mark.parametrize(
     "options",
     [
