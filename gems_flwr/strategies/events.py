@@ -1,7 +1,7 @@
 """The run's log: one line per event, as ``key=value`` pairs that a person and a program can read.
 
-``event=reply round=3 node=hospital-2 what=train bytes=31744 seconds=4.1``. The lines go to a child of
-Flower's logger, so they appear where an operator already looks.
+``event=reply round=3 node=hospital-2 what=train bytes=31744 seconds=4.1``. The lines go to a child
+of Flower's logger, so they appear where an operator already looks.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ from gems_flwr.strategies.callbacks import Callback
 from gems_flwr.strategies.events import log_event, log_warning
 from gems_flwr.strategies.roster import Roster
 
-# Flower's codes, whose enum is not public, for what happens to messages between the apps: the message
-# or its reply expired, the node went away, or the process of its ClientApp died.
+# Flower's codes, whose enum is not public, for what happens to messages between the apps: the
+# message or its reply expired, the node went away, or the process of its ClientApp died.
 _LOST = (3, 4, 5, 8)
 _RETURN_POLL_SECONDS = 0.5
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from numpy.typing import NDArray
-
-from gems_flwr.averaging import Arrays
 from gems_flwr import wire
-from gems_flwr.averaging import weighted_mean
+from gems_flwr.averaging import Arrays, weighted_mean
 from gems_flwr.strategies.exchange import Answer
 from gems_flwr.strategies.loop import RoundLoop
 

@@ -50,10 +50,10 @@ from gems_flwr.spaces import (
     find_output_layer,
 )
 from gems_flwr.spaces.collection import SpaceFolder
+from gems_flwr.strategies.events import log_warning
 from gems_flwr.strategies.exchange import Answer
 from gems_flwr.strategies.loop import RoundLoop
 from gems_flwr.strategies.records import RoundOutcome, ServerState
-from gems_flwr.strategies.events import log_warning
 
 Kind = Literal["ball", "ellipsoid", "cone"]
 # The paper's epsilon for MNIST; for a cone, the mildest demand that is convex.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +30,7 @@ class Journal:
         The initial model, for its names and shapes.
     """
 
-    def __init__(
-        self, folder: str | Path, *, strategy: str, seed: int, model: Arrays
-    ) -> None:
+    def __init__(self, folder: str | Path, *, strategy: str, seed: int, model: Arrays) -> None:
         self.files = CheckpointFolder(Path(folder))
         self._identity: dict[str, Any] = {
             "strategy": strategy,

@@ -39,7 +39,6 @@ from gems_flwr.averaging import (
     combine,
     with_floats_of,
 )
-from gems_flwr.strategies.exchange import Answer
 from gems_flwr.strategies.ledger import Ledger, Tally
 from gems_flwr.strategies.loop import RoundLoop
 from gems_flwr.strategies.records import RoundOutcome, ServerState
@@ -95,7 +94,7 @@ class LocalLearners(RoundLoop):
     def request(
         self, server_round: int, nodes: Sequence[str], ledger: Ledger
     ) -> Mapping[str, Mapping[str, Any]]:
-        """Return, for nodes that train, what is asked of their models: `send`, `delta` …"""
+        """Return, for nodes that train, what is asked of their models: `send`, `delta`, …."""
 
     @abstractmethod
     def synchronise(
@@ -238,7 +237,7 @@ class Turn:
     def deliver(self) -> None:
         """Send what is pending now, instead of with the next message."""
         waiting = [name for name in self.replies if name in self.ledger.pending]
-        self._exchange(dict.fromkeys(waiting, {"steps": 0}), step="delivery")
+        self._exchange({name: {"steps": 0} for name in waiting}, step="delivery")
 
     def ask(self, names: Collection[str]) -> Mapping[str, Arrays]:
         """Ask nodes for their models as they are."""

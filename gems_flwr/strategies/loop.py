@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -21,9 +21,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from gems_flwr.averaging import Arrays
 from gems_flwr import scoring, wire
-from gems_flwr.averaging import mean_metrics
+from gems_flwr.averaging import Arrays, mean_metrics
 from gems_flwr.errors import BadReplyError
 from gems_flwr.runtime.metered_grid import MeteredGrid
 from gems_flwr.runtime.seeding import generator
@@ -228,7 +227,9 @@ class RoundLoop(Strategy):
 
     # --- tools for strategies -----------------------------------------------------------------
 
-    def choose_nodes(self, server_round: int, grid: Grid, fraction: float, purpose: str) -> list[int]:
+    def choose_nodes(
+        self, server_round: int, grid: Grid, fraction: float, purpose: str
+    ) -> list[int]:
         """Choose nodes by the run's own generator, from a list whose order is always the same."""
         available = sorted(self._connected(grid, self.min_nodes), key=self._roster.position)
         # The tiny term keeps 0.29 * 100 from counting as 28.

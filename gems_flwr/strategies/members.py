@@ -13,8 +13,8 @@ from urllib.parse import quote, unquote
 
 from numpy.typing import NDArray
 
-from gems_flwr.averaging import Arrays
 from gems_flwr import scoring, wire
+from gems_flwr.averaging import Arrays
 from gems_flwr.runtime.seeding import generator
 from gems_flwr.strategies.exchange import Answer
 from gems_flwr.strategies.loop import RoundLoop

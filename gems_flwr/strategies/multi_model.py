@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
@@ -66,10 +66,10 @@ from gems_flwr.sampling import (
     uniform_probabilities,
 )
 from gems_flwr.strategies.book import Book
+from gems_flwr.strategies.events import log_warning
 from gems_flwr.strategies.loop import RoundLoop
 from gems_flwr.strategies.members import join_members, split_members
 from gems_flwr.strategies.records import RoundOutcome, ServerState
-from gems_flwr.strategies.events import log_warning
 
 Sampling = Literal["random", "full", "lvr", "gvr", "stale", "fedvarp", "mifa", "scaffold"]
 # The one model of arrays that were not joined from several.
@@ -265,7 +265,11 @@ class _Turn:
     def outcome(self) -> RoundOutcome:
         """Return what the round has changed."""
         parts = [part for by_model in self.delivered.values() for part in by_model.values()]
-        told = mean_metrics([p.metrics for p in parts], [p.num_examples for p in parts]) if parts else {}
+        told = (
+            mean_metrics([p.metrics for p in parts], [p.num_examples for p in parts])
+            if parts
+            else {}
+        )
         return RoundOutcome(
             arrays=join_members(self.new_models) if self.joined else self.new_models[ONLY],
             train_metrics={**told, **self.metrics},
@@ -284,7 +288,9 @@ class _Turn:
         losses = self._numbers(parts, "loss")
         known = np.where(self.available, self.shares, 0.0)
         totals = known.sum(axis=0)
-        means = np.divide((known * losses).sum(axis=0), totals, out=np.zeros_like(totals), where=totals > 0)
+        means = np.divide(
+            (known * losses).sum(axis=0), totals, out=np.zeros_like(totals), where=totals > 0
+        )
         return np.where(self.available, self.shares * np.maximum(losses, _LOSS_FLOOR * means), 0.0)
 
     def _norms(self) -> NDArray[np.float64]:
@@ -516,8 +522,8 @@ class _Turn:
         if budget <= most or self.strategy.sampling == "full":
             return budget
         text = (
-            f"budget is {budget:g}, but the {len(self.nodes)} nodes can train at most {most} models "
-            "in a round (their capacities, and the data that they have)"
+            f"budget is {budget:g}, but the {len(self.nodes)} nodes can train at most {most} "
+            "models in a round (their capacities, and the data that they have)"
         )
         if self.round == 1 or most == 0:
             raise MultiModelError(f"{text}: lower the budget, or use sampling='full'")

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from gems_flwr import scoring
 from gems_flwr.averaging import Synchronisation
-from gems_flwr.strategies.ledger import Ledger
 from gems_flwr.strategies.learners import AskForModels, LocalLearners, Replies, Turn
+from gems_flwr.strategies.ledger import Ledger
 from gems_flwr.strategies.members import join_members
 
 

@@ -15,8 +15,8 @@ from typing import Any
 from gems_flwr.averaging import Synchronisation, combine, with_floats_of
 from gems_flwr.averaging.dynamic import Coordinator
 from gems_flwr.runtime.seeding import generator
-from gems_flwr.strategies.ledger import Ledger
 from gems_flwr.strategies.learners import AskForModels, LocalLearners, Replies
+from gems_flwr.strategies.ledger import Ledger
 
 
 @dataclass(kw_only=True, eq=False)

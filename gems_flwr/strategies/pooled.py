@@ -7,7 +7,7 @@ built to share (see `task_client_app`), which is for simulations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -17,10 +17,9 @@ from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from gems_flwr.averaging import Arrays
 from gems_flwr import wire
+from gems_flwr.averaging import Arrays
 from gems_flwr.runtime.seeding import derive_seed
-from gems_flwr.strategies.exchange import Answer
 from gems_flwr.strategies.loop import RoundLoop
 from gems_flwr.strategies.records import RoundOutcome, ServerState
 

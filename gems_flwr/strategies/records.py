@@ -13,10 +13,9 @@ from typing import Any
 
 from flwr.app import MetricRecord
 from flwr.serverapp.strategy import Result
-from numpy.typing import NDArray
 
-from gems_flwr.averaging import Arrays
 from gems_flwr import wire
+from gems_flwr.averaging import Arrays
 from gems_flwr.errors import Failure
 from gems_flwr.runtime.metered_grid import Traffic
 
@@ -33,7 +32,7 @@ class RoundRecord:
     nodes_asked: tuple[str, ...] = ()
     nodes_answered: tuple[str, ...] = ()
     failures: tuple[Failure, ...] = ()
-    traffic: Traffic = Traffic()
+    traffic: Traffic = field(default_factory=Traffic)
     train_metrics: Mapping[str, float] = field(default_factory=dict)
     evaluate_metrics: Mapping[str, float] = field(default_factory=dict)
     server_metrics: Mapping[str, float] = field(default_factory=dict)

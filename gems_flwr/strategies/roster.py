@@ -15,6 +15,7 @@ from gems_flwr import wire
 from gems_flwr.errors import NotEnoughNodesError
 from gems_flwr.strategies.events import log_event, log_warning
 
+
 class Roster:
     """Names of the nodes of one run."""
 

@@ -6,15 +6,13 @@ got to one place is not asked. It is for simulations, which hand in the streams 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
-from gems_flwr import wire
 from gems_flwr.averaging import Arrays
-from gems_flwr.strategies.exchange import Answer
 from gems_flwr.strategies.ledger import Tally
 from gems_flwr.strategies.loop import RoundLoop
 from gems_flwr.strategies.records import RoundOutcome, ServerState

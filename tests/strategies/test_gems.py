@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import record_equal
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from helpers_blobs import CENTERS, CLASSES, FEATURES, TEST, blobs
 from safetensors.numpy import load_file
 from torch import nn
 
+from conftest import record_equal
 from gems_flwr import wire
 from gems_flwr.client import good_enough_mod
 from gems_flwr.construct import SpaceRequest
@@ -516,7 +516,7 @@ def test_a_score_that_is_none_is_left_out(score):
 
 def test_a_node_whose_own_model_is_not_good_enough_says_so():
     hopeless = linear_app(lambda c: (node_data(c)[0], torch.zeros(120, dtype=torch.long) + 3))
-    with pytest.raises(RoundFailedError, match="the centre must reach accuracy at least 0.9"):
+    with pytest.raises(RoundFailedError, match=r"the centre must reach accuracy at least 0\.9"):
         run(Gems(space="ball", epsilon=0.9), hopeless)
 
 

@@ -2,16 +2,17 @@
 
 import json
 import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
-from conftest import record_equal
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from helpers_blobs import CLASSES, FEATURES, TEST, blobs
 from torch import nn
 
+from conftest import record_equal
 from gems_flwr import wire
 from gems_flwr.client import Report, Task, good_enough_mod, task_client_app
 from gems_flwr.errors import RoundFailedError
@@ -24,7 +25,7 @@ def network(hidden=(8, 5), seed=0):
     torch.manual_seed(seed)
     widths = [FEATURES, *hidden]
     layers = []
-    for below, above in zip(widths, widths[1:], strict=False):
+    for below, above in pairwise(widths):
         layers += [nn.Linear(below, above), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(widths[-1], CLASSES))
 

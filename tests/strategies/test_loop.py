@@ -6,11 +6,11 @@ import time
 
 import numpy as np
 import pytest
-from conftest import initial_arrays, record_equal, small_model, toy_app, train_reply
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
 
+from conftest import initial_arrays, record_equal, small_model, toy_app, train_reply
 from gems_flwr import wire
 from gems_flwr.errors import CheckpointError, Failure, NotEnoughNodesError, RoundFailedError
 from gems_flwr.runtime import InProcessGrid, MeteredGrid

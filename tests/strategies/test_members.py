@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from conftest import initial_arrays, small_model, toy_app
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import initial_arrays, small_model, toy_app
 from gems_flwr import wire
 from gems_flwr.errors import RoundFailedError
 from gems_flwr.runtime import InProcessGrid, MeteredGrid

@@ -23,8 +23,8 @@ from gems_flwr.averaging import best_beta
 from gems_flwr.client import multi_model_mod
 from gems_flwr.errors import MultiModelError
 from gems_flwr.runtime import InProcessGrid, MeteredGrid
-from gems_flwr.sampling import data_shares, draw_assignment, optimal_probabilities
 from gems_flwr.runtime.seeding import generator
+from gems_flwr.sampling import data_shares, draw_assignment, optimal_probabilities
 from gems_flwr.strategies import Callback, FedAvg, MultiModel, split_models
 
 METHODS = ["random", "full", "lvr", "gvr", "stale", "fedvarp", "mifa"]
@@ -325,7 +325,7 @@ def test_a_budget_beyond_the_capacities_is_refused_with_what_is_possible():
 
 def test_a_model_nobody_has_data_for_is_named():
     app = pulling_app(holdings=lambda node, names: {"a": 5})
-    with pytest.raises(MultiModelError, match="no node has data for 'b'.*they have \\['a'\\]"):
+    with pytest.raises(MultiModelError, match=r"no node has data for 'b'.*they have \['a'\]"):
         play(MultiModel(), app)
 
 

@@ -1,13 +1,13 @@
-"""A reply is used only if it answers the question and fits; it counts for no more than its share."""
+"""A reply is used if it answers the question and fits, and counts for no more than its share."""
 
 import numpy as np
 import pytest
-from conftest import initial_arrays, record_equal, small_model, toy_app, train_reply
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message
+from helpers_learners import initial, walking_app
 
+from conftest import initial_arrays, record_equal, small_model, toy_app, train_reply
 from gems_flwr.runtime import InProcessGrid
 from gems_flwr.strategies import DynamicAveraging, FedAvg
-from helpers_learners import initial, walking_app
 
 
 def start(strategy, app, nodes=3, rounds=1, grid=InProcessGrid):
