@@ -1,9 +1,11 @@
 """Real processes: a SuperLink with TLS, authenticated SuperNodes, and what if one of them dies."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
 from gems_flwr.__main__ import main as command_line
@@ -79,6 +81,20 @@ def test_every_kind_of_strategy_gives_the_numbers_of_the_simulation(
     log = federation.flwr.log(runs["gems"])
     assert "event=reply round=1 node=2 what=train bytes=" in log
     assert "event=end strategy=Gems rounds=1" in log
+
+
+def test_somebody_elses_app_runs_with_its_two_lines_changed(federation, tmp_path):
+    model = tmp_path / "model.pt"
+    run_id = federation.submit(ROOT / "examples" / "pytorch_gems", output=str(model))
+    assert federation.flwr.wait(run_id, RUN_SECONDS) == COMPLETED
+    assert set(torch.load(model, weights_only=True)) == {
+        "hidden.weight",
+        "hidden.bias",
+        "output.weight",
+        "output.bias",
+    }
+    accuracy = re.findall(r"event=round_end round=1 .*accuracy=(\S+)", federation.flwr.log(run_id))
+    assert float(accuracy[0]) > 0.9
 
 
 def test_a_node_whose_key_is_not_registered_is_refused(federation):
