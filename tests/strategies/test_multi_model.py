@@ -416,3 +416,32 @@ def test_a_resumed_run_equals_the_unbroken_one(sampling, tmp_path):
     for key, array in unbroken.arrays.items():
         assert array.numpy().tobytes() == resumed.arrays[key].numpy().tobytes()
     assert resumed.details == unbroken.details
+
+
+class DiesOnce(InProcessGrid):
+    """The server dies in the middle of round 2, after two nodes have trained."""
+
+    dead, count = False, 0
+
+    def _deliver(self, message, timeout):
+        if message.content["config"]["server-round"] == 2 and not self.dead:
+            self.count += 1
+            if self.count == 3:
+                self.dead = True
+                raise KeyboardInterrupt
+        return super()._deliver(message, timeout)
+
+
+@pytest.mark.parametrize("sampling", ["gvr", "stale"])
+def test_an_interrupted_round_trains_no_model_twice(sampling, tmp_path):
+    calls = []
+    grid = DiesOnce(pulling_app(calls=calls), 6)
+    options = {"sampling": sampling, "budget": 5, "checkpoint_dir": tmp_path}
+    options["keep_replies"] = False
+    with pytest.raises(KeyboardInterrupt):
+        play(MultiModel(**options), grid=grid, rounds=3)
+    resumed = play(MultiModel(resume=True, **options), grid=grid, rounds=3)
+    assert len(calls) == len(set(calls)) == 3 * 11
+    unbroken = play(MultiModel(sampling=sampling, budget=5), rounds=3)
+    for key, array in unbroken.arrays.items():
+        assert array.numpy().tobytes() == resumed.arrays[key].numpy().tobytes()
