@@ -13,8 +13,15 @@ from gems_flwr.strategies.gems import Gems
 from gems_flwr.strategies.layerwise_gems import LayerwiseGems
 from gems_flwr.strategies.learners import LocalLearners
 from gems_flwr.strategies.loop import RoundLoop
-from gems_flwr.strategies.members import Ensemble, LocalModels, join_members, split_members
-from gems_flwr.strategies.multi_model import MultiModel, join_models, split_models
+from gems_flwr.strategies.members import (
+    Ensemble,
+    LocalModels,
+    join_members,
+    join_models,
+    split_members,
+    split_models,
+)
+from gems_flwr.strategies.multi_model import MultiModel
 from gems_flwr.strategies.nosync import NoSync
 from gems_flwr.strategies.one_shot_average import OneShotAverage
 from gems_flwr.strategies.periodic import PeriodicAveraging

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gems_flwr import wire
-from gems_flwr.averaging import Arrays
+from gems_flwr.averaging import Arrays, flat
 
 _NOTES = "notes"
 _OLD = "old"
@@ -81,6 +81,10 @@ class Book:
                 "reason": reason,
             }
         )
+
+    def control(self, model: str, like: Arrays) -> NDArray:
+        """Return SCAFFOLD's c of a model; zero at first."""
+        return self.controls[model] if model in self.controls else np.zeros_like(flat(like))
 
     def count(self, node: str, model: str) -> None:
         """Note that a pair was drawn."""

@@ -20,6 +20,8 @@ from gems_flwr.strategies.exchange import Answer
 from gems_flwr.strategies.loop import RoundLoop
 
 _PREFIX = "member"
+# What the one model of arrays that were not joined from several is called.
+ONLY_MODEL = "model"
 Vote = Literal["majority", "softmax_mean"]
 
 
@@ -43,6 +45,17 @@ def split_members(arrays: Arrays) -> dict[str, dict[str, NDArray]]:
         else:
             members.setdefault("", {})[key] = array
     return members
+
+
+def join_models(models: Mapping[str, Arrays]) -> dict[str, NDArray]:
+    """Return the arrays of several models, by name, as those that `MultiModel` starts from."""
+    return join_members(models)
+
+
+def split_models(arrays: Arrays) -> dict[str, dict[str, NDArray]]:
+    """Return the models that `join_models` joined, by name; one model alone is named ``model``."""
+    members = split_members(arrays)
+    return {ONLY_MODEL: members[""]} if set(members) == {""} else members
 
 
 @dataclass(kw_only=True, eq=False)

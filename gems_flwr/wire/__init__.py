@@ -62,27 +62,29 @@ from gems_flwr.wire.keys import (
 )
 from gems_flwr.wire.multi_model import (
     Action,
-    Holdings,
-    ModelPart,
-    ModelsReply,
     ModelsRequest,
     ReportKind,
     ask_for_models,
     gradient_correction,
     named_model,
-    pack_holdings,
-    pack_models_reply,
-    pack_part,
-    put_gradient,
     requested_models,
     sent_controls,
     sent_weights,
     single_instruction,
+    vector_of,
+    vector_record,
+)
+from gems_flwr.wire.multi_model_replies import (
+    Holdings,
+    ModelPart,
+    ModelsReply,
+    pack_holdings,
+    pack_models_reply,
+    pack_part,
+    put_gradient,
     take_gradient,
     unpack_holdings,
     unpack_models_reply,
-    vector_of,
-    vector_record,
 )
 from gems_flwr.wire.neurons import (
     ask_for_neurons,

@@ -23,7 +23,7 @@ _MOST_NODE_NAMES = 20
 _MOST_CLASS_NAMES = 30
 _MOST_NODES_WITH_LINES = 60
 # Characters of 9 points that fit side by side below the heat map.
-_CHARACTERS_ALONG_AXIS = 75
+_CHARACTERS_ALONG_AXIS = 60
 
 
 def labels_figure(setting_title: str, seed: int, division: Partition) -> Figure:

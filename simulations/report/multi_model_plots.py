@@ -98,9 +98,10 @@ def sampled_figure(summary: SettingSummary) -> Figure | None:
     if not runs:
         return None
     models = models_of(summary)
+    runs = _without_repetitions(runs)
     first = runs[0][1]
     nodes = sorted(first.examples, key=lambda n: -sum(first.examples[n].values()))
-    figure = new_figure(1.6 + 0.72 * len(runs))
+    figure = new_figure(1.6 + 0.85 * len(runs))
     grid = figure.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0]
     tables = [_drawn_share(run, nodes, models) for _, run in runs]
     largest = max(float(np.nanmax(table)) for table in tables) or 1.0
@@ -200,6 +201,18 @@ def _smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the mean over five rounds around each; fewer at the ends."""
     half = 2
     return np.array([np.mean(values[max(0, i - half) : i + half + 1]) for i in range(len(values))])
+
+
+def _without_repetitions(runs: Sequence[tuple[str, Run]]) -> list[tuple[str, Run]]:
+    """Return each draw once, under the names of all: uniform methods draw alike with one seed."""
+    merged: list[tuple[str, Run]] = []
+    for name, run in runs:
+        same = [i for i, (_, other) in enumerate(merged) if other.sampled == run.sampled]
+        if same:
+            merged[same[0]] = (f"{merged[same[0]][0]}\n{name}", merged[same[0]][1])
+        else:
+            merged.append((name, run))
+    return merged
 
 
 def _drawn_share(run: Run, nodes: Sequence[str], models: Sequence[str]) -> NDArray[np.float64]:

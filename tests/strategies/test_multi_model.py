@@ -416,3 +416,52 @@ def test_a_resumed_run_equals_the_unbroken_one(sampling, tmp_path):
     for key, array in unbroken.arrays.items():
         assert array.numpy().tobytes() == resumed.arrays[key].numpy().tobytes()
     assert resumed.details == unbroken.details
+
+
+class DiesOnce(InProcessGrid):
+    """The server dies in the middle of round 2, after two nodes have trained."""
+
+    dead, count = False, 0
+
+    def _deliver(self, message, timeout):
+        if message.content["config"]["server-round"] == 2 and not self.dead:
+            self.count += 1
+            if self.count == 3:
+                self.dead = True
+                raise KeyboardInterrupt
+        return super()._deliver(message, timeout)
+
+
+@pytest.mark.parametrize("sampling", ["gvr", "stale"])
+def test_an_interrupted_round_trains_no_model_twice(sampling, tmp_path):
+    calls = []
+    grid = DiesOnce(pulling_app(calls=calls), 6)
+    options = {"sampling": sampling, "budget": 5, "checkpoint_dir": tmp_path}
+    options["keep_replies"] = False
+    with pytest.raises(KeyboardInterrupt):
+        play(MultiModel(**options), grid=grid, rounds=3)
+    resumed = play(MultiModel(resume=True, **options), grid=grid, rounds=3)
+    assert len(calls) == len(set(calls)) == 3 * 11
+    unbroken = play(MultiModel(sampling=sampling, budget=5), rounds=3)
+    for key, array in unbroken.arrays.items():
+        assert array.numpy().tobytes() == resumed.arrays[key].numpy().tobytes()
+
+
+def test_what_a_handler_noted_before_it_failed_does_not_count():
+    """It counts its calls in the node's state; the one that raises leaves no trace."""
+    seen = []
+
+    def train(message: Message, context: Context) -> Message:
+        calls = context.state.get("calls", MetricRecord({"n": 0}))["n"] + 1
+        context.state["calls"] = MetricRecord({"n": calls})
+        seen.append(calls)
+        if message.content["config"]["server-round"] == 2:
+            raise RuntimeError("out of memory")
+        return echo(message, context)
+
+    start = wire.to_record({"w": np.zeros(2)})
+    app = app_of(train, examples=1, names=("model",))
+    strategy = MultiModel(sampling="full", min_nodes=1)
+    result = play(strategy, app, nodes=1, rounds=3, start=start)
+    assert seen == [1, 2, 2]
+    assert [number for number, _ in result.failures] == [2]
