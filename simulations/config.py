@@ -33,7 +33,7 @@ from simulations.training import TrainOptions
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "conf"
 GROUPS = ("strategy", "dataset", "partition", "model", "backend")
 # What a run is told for the sake of the person or the machine, not of the result.
-_NOT_IN_NAME = ("data_dir", "progress", "fresh", "label")
+_NOT_IN_NAME = ("data_dir", "progress", "fresh", "label", "wait_seconds", "return_seconds")
 
 
 class ConfigError(GemsError, ValueError):
@@ -91,6 +91,8 @@ class RunConfig:
     validation: float = 0.1
     own_initial_weights: bool = False
     timeout: float = 3600.0
+    wait_seconds: float = 60.0
+    return_seconds: float = 0.0
     fresh: bool = False
     label: Optional[str] = None  # noqa: UP045
     progress: bool = True
@@ -112,6 +114,8 @@ class RunConfig:
         _require("rounds", self.rounds, self.rounds >= 1, "at least 1")
         _require("validation", self.validation, 0 < self.validation < 1, "between 0 and 1")
         _require("timeout", self.timeout, self.timeout > 0, "above 0")
+        for name in ("wait_seconds", "return_seconds"):
+            _require(name, getattr(self, name), getattr(self, name) >= 0, "at least 0")
         _require("evaluate_every", self.evaluate_every, self.evaluate_every >= 1, "at least 1")
         _ = self.train_options
 

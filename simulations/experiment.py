@@ -279,6 +279,8 @@ class Experiment:
             "strategy",
             seed=config.seed,
             wait_for_nodes=config.nodes,
+            wait_seconds=config.wait_seconds,
+            return_seconds=config.return_seconds,
             checkpoint_dir=folder,
             resume=folder is not None,
             stop_rules=self._stop_rules(),

@@ -143,7 +143,9 @@ def test_a_run_that_fails_ends_with_another_status(federation, tmp_path, monkeyp
     for name, value in federation.flwr.environment.items():
         monkeypatch.setenv(name, value)
     arguments = ["run", str(ROOT), federation.flwr.superlink, "-c"]
-    bad = f"overrides='{GEMS} strategy.min_nodes=9 strategy.wait_seconds=0' output='{tmp_path}'"
+    bad = f"overrides='{GEMS} nodes=9 strategy.min_nodes=9 wait_seconds=1' output='{tmp_path}'"
     assert command_line([*arguments, bad]) == 1
-    assert "finished:failed" in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert "finished:failed" in said
+    assert "3 nodes are connected after 1 s, min_nodes is 9" in said
     assert command_line(["run", str(tmp_path), federation.flwr.superlink]) == 2
