@@ -31,10 +31,10 @@ from gems_flwr.sampling import (
     reachable_budget,
     uniform_probabilities,
 )
-from gems_flwr.strategies.book import Book
 from gems_flwr.strategies.events import log_warning
 from gems_flwr.strategies.members import ONLY_MODEL, join_members, split_members, split_models
-from gems_flwr.strategies.post import Parts, Post
+from gems_flwr.strategies.multi_model_book import Book
+from gems_flwr.strategies.multi_model_post import Parts, Post
 from gems_flwr.strategies.records import RoundOutcome, ServerState
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from gems_flwr.sampling import (
     draw_assignment,
     optimal_probabilities,
 )
-from gems_flwr.strategies.book import Book
+from gems_flwr.strategies.multi_model_book import Book
 from simulations.models import lenet, mlp
 
 _MODELS = 10

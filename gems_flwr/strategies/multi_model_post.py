@@ -8,9 +8,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 
 from gems_flwr import wire
 from gems_flwr.averaging import Arrays
-from gems_flwr.strategies.book import Book
 from gems_flwr.strategies.events import log_warning
 from gems_flwr.strategies.loop import RoundLoop
+from gems_flwr.strategies.multi_model_book import Book
 
 # By node and model.
 Parts = dict[str, dict[str, wire.ModelPart]]
