@@ -33,7 +33,7 @@ deploy-demo: $(STAMP)
 	@$(BIN)/python -m simulations.deployment.demo
 
 test: $(STAMP) lint
-	@$(BIN)/python -m pytest -n auto --dist loadgroup --cov --cov-report=term --cov-fail-under=90
+	@$(BIN)/python -m pytest -n auto --dist loadgroup --durations=12 --cov --cov-report=term --cov-fail-under=90
 
 test-fast: $(STAMP)
 	@$(BIN)/python -m pytest -m "not slow"

@@ -1,6 +1,7 @@
 """Real processes: a SuperLink with TLS, authenticated SuperNodes, and what if one of them dies."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -21,6 +22,10 @@ ROOT = Path(__file__).resolve().parents[2]
 NODES = ("0", "1", "2")
 RUN_SECONDS = 280
 GEMS = "strategy=gems nodes=3 partition=iid"
+# Every message to a node is a process that imports torch: what others show too waits for the night.
+nightly = pytest.mark.skipif(
+    not os.environ.get("GEMS_FLWR_NIGHTLY"), reason="set GEMS_FLWR_NIGHTLY=1 for all deployments"
+)
 
 
 def start_node(federation, name):
@@ -62,18 +67,26 @@ def rounds_done(output):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def test_layer_by_layer_gives_the_numbers_of_the_simulation(federation, simulated, tmp_path):
-    """Two rounds, of which the second one is GEMS with cones."""
-    overrides = "strategy=gems_layerwise model=mlp nodes=3 partition=iid train.epochs=2"
+@nightly
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "strategy=fedavg rounds=1 nodes=3 partition=iid",
+        "strategy=dynamic strategy.delta=0.01 rounds=1 nodes=3 partition=iid",
+        "strategy=gems_layerwise model=mlp nodes=3 partition=iid train.epochs=2",
+        "strategy=gems strategy.verify=true nodes=3 partition=iid",
+    ],
+)
+def test_every_kind_of_strategy_gives_the_numbers_of_the_simulation(
+    overrides, federation, simulated, tmp_path
+):
     run_id = submit(federation, overrides, tmp_path)
     deployed, expected = result_of(federation, run_id, tmp_path), simulated(overrides)
     for key in ("accuracy", "loss", "bytes_up", "bytes_down", "rounds", "nodes_failed"):
         assert deployed[key] == expected[key], key
-    log = federation.flwr.log(run_id)
-    assert "event=reply round=1 node=2 what=train bytes=" in log
-    assert "event=end strategy=LayerwiseGems rounds=2" in log
 
 
+@nightly
 def test_somebody_elses_app_runs_with_its_two_lines_changed(federation, tmp_path):
     model = tmp_path / "model.pt"
     run_id = federation.submit(ROOT / "examples" / "pytorch_gems", output=str(model))
@@ -122,6 +135,7 @@ def test_a_killed_node_costs_its_own_part_and_comes_back_without_its_state(feder
 def test_a_killed_server_resumes_and_asks_only_for_what_it_did_not_have(
     federation, simulated, tmp_path
 ):
+    """Over TLS, with three authenticated nodes; the result is that of an unbroken simulation."""
     output = tmp_path / "out"
     federation.pause("2")
     submit(federation, GEMS, output)
@@ -135,7 +149,9 @@ def test_a_killed_server_resumes_and_asks_only_for_what_it_did_not_have(
     log = federation.flwr.log(again)
     assert log.count("event=reply_kept") == 2
     assert re.findall(r"event=reply round=1 node=(\d)", log) == ["2"]
-    assert result["accuracy"] == expected["accuracy"]
+    assert "event=end strategy=Gems rounds=1" in log
+    for key in ("accuracy", "loss", "rounds", "nodes_failed"):
+        assert result[key] == expected[key], key
 
 
 def test_a_run_that_fails_ends_with_another_status(federation, tmp_path, monkeypatch, capfd):
