@@ -9,7 +9,7 @@ from simulations.data.examples import Dataset, Examples
 from simulations.data.files import DATA_VARIABLE, MissingDataError
 from simulations.data.graphical import GeneratedDataset, graphical
 from simulations.data.images import cifar10, digits, fashion_mnist, ham10000, mnist
-from simulations.data.own import own, read_own_data
+from simulations.data.own_data import own, read_own_data
 from simulations.data.sampling import split_validation
 from simulations.data.vectors import cifar10_features, ham10000_features, tweets
 

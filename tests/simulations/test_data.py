@@ -311,6 +311,9 @@ def test_every_dataset_config_instantiates_or_says_what_is_missing(
     assert config._target_ == f"simulations.data.{path.stem}"
     if path.stem in ("digits", "graphical"):
         assert instantiate(config, data_dir=None, seed=0).name == path.stem
+    elif path.stem == "own":
+        with pytest.raises(Exception, match=r"dataset\.input_shape must be"):
+            instantiate(config, data_dir=None, seed=0)
     else:
         with pytest.raises(Exception, match=f"{path.stem} is not there") as caught:
             instantiate(config, data_dir=str(tmp_path), seed=0)
