@@ -2,7 +2,7 @@
 
 The run config's ``overrides`` are those of ``python -m simulations.run``; ``output`` is the
 folder for the results. A node's data is what its ``--node-config`` says: ``data='/srv/data'``, a
-folder of its own (see `simulations.data.own_data`), or ``partition-id=0``, a part of the config's data.
+folder of its own (see `simulations.data.own_data`), or ``partition-id=0``, a part of the data set.
 """
 
 from __future__ import annotations
