@@ -32,6 +32,8 @@ demo: $(STAMP)
 deploy-demo: $(STAMP)
 	@$(BIN)/python -m simulations.deployment.demo
 
+# One thread for each worker: libraries that take all cores would wait for each other.
+test: export OMP_NUM_THREADS = 1
 test: $(STAMP) lint
 	@$(BIN)/python -m pytest -n auto --dist loadgroup --durations=12 --cov --cov-report=term --cov-fail-under=90
 
