@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+# The wheel is built in the source tree: two workers at once would be in each other's way.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("packaging")]
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +26,6 @@ def wheel(tmp_path_factory):
     return path
 
 
-@pytest.mark.slow
 def test_the_wheel_holds_nothing_but_the_library(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"gems_flwr"}
@@ -36,7 +37,6 @@ def test_the_wheel_holds_nothing_but_the_library(wheel):
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
-@pytest.mark.slow
 def test_the_wheel_installs_into_an_empty_environment_and_runs(wheel, tmp_path):
     """The dependencies are lent by this environment through a path file; the library is not."""
     venv.create(tmp_path / "env", with_pip=False)
