@@ -1,5 +1,6 @@
 """The wheel: what it puts into a user's environment, and that it works there."""
 
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -10,15 +11,22 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-# The wheel is built in the source tree: two workers at once would be in each other's way.
+# One worker builds the wheel for all.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("packaging")]
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wheel")
+    # In a copy: setuptools leaves its work in the source tree, and trips over what it finds there.
+    source, folder = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "gems_flwr", source / "gems_flwr", ignore=ignored)
+    for other in ("simulations", "tests", "conf"):
+        shutil.copytree(ROOT / other, source / other, ignore=ignored)
     subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder, ROOT],
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder, source],
         check=True,
         timeout=300,
     )
