@@ -14,8 +14,8 @@ Decided where the slides are silent:
   whose own limit binds earlier, which have a larger one (the KKT conditions). Solved exactly by
   sorting, in n log n. With B_i = 1 it is Eq. 5, which stands in `closed_form_probabilities`.
 - A pair without importance, or that lacks the model, has probability 0. If the importance is the
-  norm of the update, nothing is lost: the update is zero. Whoever uses another importance (losses)
-  must put a floor under it. If nothing has any importance, callers sample uniformly.
+  norm of the update, nothing is lost: the update is zero. A loss of zero does not mean that, so
+  `loss_importance` puts a floor under it. If nothing has any importance, callers sample uniformly.
 - What the limits leave no room for stays unspent: the sum is then below the budget.
 """
 
@@ -30,6 +30,9 @@ Matrix = NDArray[np.float64]
 
 # Sums of probabilities this close to a whole number are that number.
 _ROUNDING = 1e-9
+
+# Least loss that a client counts with, relative to the model's mean loss.
+_LOSS_FLOOR = 0.01
 
 
 def optimal_probabilities(importance: ArrayLike, budget: float, capacity: ArrayLike = 1) -> Matrix:
@@ -80,6 +83,28 @@ def uniform_probabilities(available: ArrayLike, budget: float, capacity: ArrayLi
     """
     pairs = np.asarray(available)
     return optimal_probabilities((pairs > 0).astype(np.float64), budget, capacity)
+
+
+def loss_importance(losses: ArrayLike, shares: ArrayLike, available: ArrayLike) -> Matrix:
+    """Return d × loss, with at least 1 % of the model's mean loss: nobody is left out for good.
+
+    The mean is over the available pairs of a model, weighted by their shares.
+
+    Parameters
+    ----------
+    losses : array of shape (clients, models)
+        Local losses, finite and at least 0; only available ones count.
+    shares : array of the same shape
+        d, see `data_shares`.
+    available : array of bool of the same shape
+        The pairs whose loss is known; the others have no importance.
+    """
+    known = np.asarray(available, dtype=bool)
+    values = _checked_importance(np.where(known, losses, 0.0), "losses")
+    d = np.where(known, np.asarray(shares, dtype=np.float64), 0.0)
+    totals = d.sum(axis=0)
+    means = np.divide((d * values).sum(axis=0), totals, out=np.zeros_like(totals), where=totals > 0)
+    return np.asarray(d * np.maximum(values, _LOSS_FLOOR * means))
 
 
 def closed_form_probabilities(importance: ArrayLike, budget: float) -> Matrix:
@@ -268,16 +293,14 @@ def _common_level(values: Matrix, own_levels: NDArray[np.float64], budget: float
     return float(min(max(level, points[last]), highest))
 
 
-def _checked_importance(importance: ArrayLike) -> Matrix:
+def _checked_importance(importance: ArrayLike, what: str = "importance") -> Matrix:
     values = np.asarray(importance, dtype=np.float64)
     if values.ndim != 2:
-        raise ValueError(
-            f"importance must have clients as rows, models as columns, got {values.shape}"
-        )
+        raise ValueError(f"{what} must have clients as rows, models as columns, got {values.shape}")
     if not np.isfinite(values).all() or (values < 0).any():
         client, model = np.argwhere(~(np.isfinite(values) & (values >= 0)))[0]
         raise ValueError(
-            f"importance must be finite and at least 0, got {values[client, model]} for client "
+            f"{what} must be finite and at least 0, got {values[client, model]} for client "
             f"{client}, model {model}"
         )
     return values

@@ -14,6 +14,7 @@ from gems_flwr.sampling import (
     data_shares,
     draw_assignment,
     estimated_variance,
+    loss_importance,
     optimal_probabilities,
     reachable_budget,
     sampling_variance,
@@ -207,6 +208,10 @@ def test_budgets_a_hair_from_the_limits_are_kept():
         (lambda: optimal_probabilities([[1.0]], 0), "budget must be a number above 0"),
         (lambda: optimal_probabilities([[1.0]], 1, [-1]), "capacity must be whole numbers"),
         (lambda: optimal_probabilities([[1.0]], 1, 1.5), "capacity must be whole numbers"),
+        (
+            lambda: loss_importance([[1.0, -2.0]], [[1.0, 1.0]], [[True, True]]),
+            "losses must be finite and at least 0, got -2.0 for client 0, model 1",
+        ),
         (lambda: draw_assignment([[1.5]], np.random.default_rng(0)), "from 0 to 1"),
         (
             lambda: aggregation_coefficients([[1.0]], [[0.0]], [[True]]),
@@ -217,6 +222,31 @@ def test_budgets_a_hair_from_the_limits_are_kept():
 def test_bad_numbers_are_refused_by_name(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+def test_a_loss_counts_by_its_share_and_never_for_less_than_a_hundredth_of_the_mean():
+    """By hand. Model 0: the mean of 4 and 0 by shares 3/4 and 1/4 is 3, so the second counts .03.
+
+    Model 1: the first client's loss is unknown, whatever stands in its place. It is neither in the
+    mean, which is 2, nor drawn. Model 2: without any loss there is no importance.
+    """
+    losses = [[4.0, np.nan, 0.0], [0.0, 2.0, 0.0]]
+    shares = [[0.75, 0.9, 0.5], [0.25, 0.1, 0.5]]
+    importance = loss_importance(losses, shares, [[True, False, True], [True, True, True]])
+    expected = [[0.75 * 4, 0, 0], [0.25 * 0.03, 0.1 * 2, 0]]
+    assert importance == pytest.approx(np.array(expected))
+
+
+@given(importances, st.data())
+@settings(max_examples=100, deadline=None)
+def test_with_the_floor_every_pair_with_data_has_a_chance(rows, data):
+    """No client that has data and a model with any loss is left out for good."""
+    losses = np.array(rows)
+    counts = st.lists(st.integers(0, 50), min_size=losses.size, max_size=losses.size)
+    shares = data_shares(np.reshape(data.draw(counts), losses.shape))
+    p = optimal_probabilities(loss_importance(losses, shares, shares > 0), budget=1.0)
+    alive = (shares * losses).sum(axis=0) > 0
+    assert ((p > 0) == ((shares > 0) & alive)).all()
 
 
 def test_a_failed_pair_drops_its_own_coefficient_only():

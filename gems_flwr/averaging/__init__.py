@@ -26,6 +26,7 @@ from gems_flwr.averaging.robust import MeanKind, combine, coordinate_median, geo
 from gems_flwr.averaging.steps import (
     best_beta,
     flat,
+    moved_control,
     remembered,
     residual_norm,
     stepped,
@@ -53,6 +54,7 @@ __all__ = [
     "following_loss",
     "geometric_median",
     "mean_metrics",
+    "moved_control",
     "remembered",
     "residual_norm",
     "squared_distance",

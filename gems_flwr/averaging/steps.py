@@ -14,6 +14,8 @@ are, as long as they are fixed before the draw; its variance is that of U_i − 
   of client i, which is biased, and does not vary much.
 - GVR* of the slides: sampling by the norm of U_i − β_i h_i, with the β that makes it smallest,
   ⟨U_i, h_i⟩ / ‖h_i‖².
+- SCAFFOLD (Karimireddy et al. 2020) corrects local steps by c − c_i instead; the server's c moves
+  with the clients' c_i: `moved_control`.
 """
 
 from __future__ import annotations
@@ -97,6 +99,26 @@ def remembered(
             term = weight * old[client].astype(np.float64)
             total = term if total is None else total + term
     return total
+
+
+def moved_control(
+    control: Vector, changes: Mapping[str, Vector], shares: Mapping[str, float]
+) -> Vector:
+    """Return SCAFFOLD's c + Σ d_i (change of c_i): c stays Σ d_i c_i over all clients.
+
+    Parameters
+    ----------
+    control : vector
+        c; its dtype is kept.
+    changes : mapping from client to vector
+        How c_i has changed, of those that delivered; the order of summation.
+    shares : mapping from client to float
+        d_i of at least those clients.
+    """
+    total = control.astype(np.float64)
+    for client, change in changes.items():
+        total += shares[client] * change.astype(np.float64)
+    return total.astype(control.dtype)
 
 
 def stepped(

@@ -15,6 +15,7 @@ from gems_flwr.averaging import (
     Arrays,
     flat,
     mean_metrics,
+    moved_control,
     remembered,
     residual_norm,
     stepped,
@@ -27,6 +28,7 @@ from gems_flwr.sampling import (
     data_shares,
     draw_assignment,
     estimated_variance,
+    loss_importance,
     optimal_probabilities,
     reachable_budget,
     uniform_probabilities,
@@ -39,9 +41,6 @@ from gems_flwr.strategies.records import RoundOutcome, ServerState
 
 if TYPE_CHECKING:
     from gems_flwr.strategies.multi_model import MultiModel
-
-# Least loss of a node, relative to the mean, that lvr goes by.
-_LOSS_FLOOR = 0.01
 
 _REPORTS: dict[str, wire.ReportKind] = {"gvr": "norm", "stale": "residual"}
 _WITH_OLD_UPDATES = ("stale", "fedvarp", "mifa")
@@ -188,13 +187,9 @@ class MultiModelTurn:
     def _losses(self) -> NDArray[np.float64]:
         """Ask everybody for the loss of every model that they have; return d × loss."""
         parts = self.post.ask(self.ids, self._everything(), "losses", "losses")
+        # First, since it takes those whose loss is missing out of what is available.
         losses = self._numbers(parts, "loss")
-        known = np.where(self.available, self.shares, 0.0)
-        totals = known.sum(axis=0)
-        means = np.divide(
-            (known * losses).sum(axis=0), totals, out=np.zeros_like(totals), where=totals > 0
-        )
-        return np.where(self.available, self.shares * np.maximum(losses, _LOSS_FLOOR * means), 0.0)
+        return loss_importance(losses, self.shares, self.available)
 
     def _norms(self) -> NDArray[np.float64]:
         """Let everybody train every model that they have; return d × ‖U‖, or d × ‖U − βh‖."""
@@ -246,9 +241,8 @@ class MultiModelTurn:
         sampling, model = self.strategy.sampling, self.names[column]
         if sampling not in _WITH_OLD_UPDATES:
             return None
-        shares = {n: float(d) for n, d in zip(self.nodes, self.shares[:, column], strict=True)}
         betas = self.betas[model] if sampling == "stale" else None
-        return remembered(shares, by_node, self.book.old.get(model, {}), betas)
+        return remembered(self._shares_of(column), by_node, self.book.old.get(model, {}), betas)
 
     def _residual(self, model: str, node: str, arrays: Arrays) -> float:
         update = update_of(self.models[model], arrays)
@@ -270,13 +264,13 @@ class MultiModelTurn:
             for node in trained:
                 book.settled.setdefault(node, {})[model] = self.round
         if sampling == "scaffold":
-            control = book.control(model, self.models[model])
-            total = control.astype(np.float64)
+            changes = {}
             for node in trained:
                 change = self.delivered[node][model].control
                 assert change is not None
-                total += self.shares[self.nodes.index(node), column] * change
-            book.controls[model] = total.astype(control.dtype)
+                changes[node] = change
+            control = book.control(model, self.models[model])
+            book.controls[model] = moved_control(control, changes, self._shares_of(column))
 
     def _moves_by_itself(self, model: str) -> bool:
         return self.strategy.sampling in _WITH_OLD_UPDATES and bool(self.book.old.get(model))
@@ -293,6 +287,9 @@ class MultiModelTurn:
 
     def _pairs(self, chosen: NDArray[np.bool_]) -> list[tuple[str, str]]:
         return [(self.nodes[row], self.names[column]) for row, column in np.argwhere(chosen)]
+
+    def _shares_of(self, column: int) -> dict[str, float]:
+        return {n: float(d) for n, d in zip(self.nodes, self.shares[:, column], strict=True)}
 
     def _lose(self, node: str, model: str, coefficient: float, reason: str) -> None:
         fault = self.post.faults.get((node, model), reason)

@@ -6,6 +6,7 @@ import pytest
 from gems_flwr.averaging import (
     best_beta,
     flat,
+    moved_control,
     remembered,
     residual_norm,
     stepped,
@@ -109,3 +110,29 @@ def test_mifa_applies_the_last_known_update_of_everyone():
     # Nothing is known of c yet: it counts as zero.
     assert w["w"] - new["w"] == pytest.approx(0.5 * new_update + 0.3 * old["b"])
     assert update_of(w, {"w": w["w"] - new_update}) == pytest.approx(new_update)
+
+
+def test_scaffolds_control_stays_the_weighted_mean_of_the_clients():
+    """It is Σ d_i c_i after every round, whoever takes part in it."""
+    rng = np.random.default_rng(3)
+    shares = {"a": 0.5, "b": 0.3, "c": 0.2}
+    own = {client: np.zeros(4) for client in shares}
+    control = np.zeros(4)
+    for active in ("ab", "c", "", "abc", "b"):
+        changes = {client: rng.normal(size=4) for client in active}
+        before, control = control, moved_control(control, changes, shares)
+        own |= {client: own[client] + change for client, change in changes.items()}
+        assert control == pytest.approx(sum(shares[i] * own[i] for i in shares))
+        assert before is not control
+
+
+def test_scaffolds_control_is_summed_in_double_and_keeps_its_dtype():
+    """A thousand changes of 1e-8 are lost one by one in single precision at 1; together not."""
+    many = {str(i): np.full(1, 1e-8, np.float32) for i in range(1000)}
+    moved = moved_control(np.ones(1, np.float32), many, dict.fromkeys(many, 1.0))
+    assert moved.dtype == np.float32
+    assert moved[0] == np.float32(1 + 1e-5)
+    # Nor is a share rounded to single precision on the way.
+    change = np.random.default_rng(4).normal(size=1000).astype(np.float32)
+    third = moved_control(np.zeros(1000, np.float32), {"a": change}, {"a": 1 / 3})
+    assert np.array_equal(third, (change.astype(np.float64) / 3).astype(np.float32))
