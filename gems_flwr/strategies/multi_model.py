@@ -66,7 +66,8 @@ class MultiModel(RoundLoop):
     **loop
         See `RoundLoop`. `fraction_train` must stay 1, since the budget says who trains;
         `fraction_evaluate` 0: models are evaluated at the server. `min_nodes` is about
-        introductions, not about those drawn, who may be few.
+        introductions, not about those drawn, who may be few. `max_examples` holds for each model
+        by itself.
     """
 
     budget: float = 10.0

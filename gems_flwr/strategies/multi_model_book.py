@@ -62,11 +62,18 @@ class Book:
     old: dict[str, dict[str, NDArray]] = field(default_factory=dict)
     controls: dict[str, NDArray] = field(default_factory=dict)
 
-    def examples(self, nodes: Iterable[str], models: Iterable[str]) -> NDArray[np.int64]:
-        """Return n_is: examples of each node (rows) for each model (columns)."""
+    def examples(
+        self, nodes: Iterable[str], models: Iterable[str], most: float | None = None
+    ) -> NDArray[np.float64]:
+        """Return n_is: examples that each node (rows) counts for in each model (columns).
+
+        That is what the node has said, but at most `most`. What it has said stays in `holdings`,
+        so a resumed run may have another limit.
+        """
         rows, names = list(nodes), list(models)
-        counts = [[self.holdings[n].examples.get(m, 0) for m in names] for n in rows]
-        return np.array(counts, dtype=np.int64).reshape(len(rows), len(names))
+        claimed = [[self.holdings[n].examples.get(m, 0) for m in names] for n in rows]
+        counts = np.array(claimed, dtype=np.float64).reshape(len(rows), len(names))
+        return counts if most is None else np.minimum(counts, most)
 
     def lose(
         self, server_round: int, node: str, model: str, coefficient: float, reason: str

@@ -89,7 +89,7 @@ class MultiModelTurn:
             self.ids = self.post.introduce(self.ids, strangers)
         self.nodes = [name for name in self.ids if name in self.book.holdings]
         self.names = list(self.models)
-        counts = self.book.examples(self.nodes, self.names)
+        counts = self.book.examples(self.nodes, self.names, self.strategy.max_examples)
         nobody = [m for m, total in zip(self.names, counts.sum(axis=0), strict=True) if not total]
         if nobody:
             raise MultiModelError(
@@ -167,11 +167,9 @@ class MultiModelTurn:
     def outcome(self) -> RoundOutcome:
         """Return what the round has changed."""
         parts = [part for by_model in self.delivered.values() for part in by_model.values()]
-        told = (
-            mean_metrics([p.metrics for p in parts], [p.num_examples for p in parts])
-            if parts
-            else {}
-        )
+        most = self.strategy.max_examples
+        weights = [p.num_examples if most is None else min(p.num_examples, most) for p in parts]
+        told = mean_metrics([p.metrics for p in parts], weights) if parts else {}
         return RoundOutcome(
             arrays=join_members(self.new_models) if self.joined else self.new_models[ONLY_MODEL],
             train_metrics={**told, **self.metrics},

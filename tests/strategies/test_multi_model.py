@@ -166,6 +166,44 @@ def test_stale_updates_are_corrected_with_the_best_beta():
     assert result.details["server_memory_bytes"] == sum(h.nbytes for h in old.values())
 
 
+@pytest.mark.parametrize("sampling", METHODS)
+def test_a_node_that_claims_a_million_examples_owns_the_models_unless_it_is_capped(sampling):
+    """Nodes have k + 1 examples, node 5 claims a million; capped at 6 it is as if it were honest.
+
+    With a budget for all pairs every method takes the full step, by shares of the examples.
+    """
+
+    def boast(node, names):
+        return {n: 10**6 if node == 5 else count for n, count in examples_of(node, names).items()}
+
+    def run(**options):
+        strategy = MultiModel(sampling=sampling, budget=11, **options)
+        return play(strategy, pulling_app(holdings=boast), rounds=2)
+
+    owned, capped = final(run()), run(max_examples=6)
+    for model, honest in full_rounds(2).items():
+        alone = pull(5, model, np.zeros(honest.shape))
+        alone = -alone - pull(5, model, -alone)
+        assert owned[model]["w"] == pytest.approx(alone, abs=1e-3)
+        assert final(capped)[model]["w"] == pytest.approx(honest)
+    # What it said is still told.
+    assert capped.details["examples"]["5"] == {"a": 10**6, "b": 10**6}
+
+
+def test_the_cap_holds_for_the_weights_of_metrics():
+    """Node 0 trains on one example with loss 0, node 1 claims a million and says 1: not 1, 1/2."""
+
+    def train(message: Message, context: Context) -> Message:
+        node = int(context.node_config["partition-id"])
+        metrics = MetricRecord({"num-examples": [1, 10**6][node], "loss": float(node)})
+        content = RecordDict({"m": message.content["arrays"], "metrics": metrics})
+        return Message(content, reply_to=message)
+
+    strategy = MultiModel(sampling="full", max_examples=1)
+    result = play(strategy, app_of(train, examples=1), nodes=2, rounds=1)
+    assert result.history[-1].train_metrics["loss"] == pytest.approx(0.5)
+
+
 def test_the_mean_over_seeds_is_the_step_of_full_participation():
     """After one round; five standard errors of 60 runs."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
