@@ -441,9 +441,20 @@ def add_noise(model: nn.Module, scale: float, seed: int) -> None:
 
 @functools.lru_cache(maxsize=4)
 def experiment_of(config: str, own_data: str | None = None) -> Experiment:
-    """Return the experiment of a config in JSON, building it once per process."""
+    """Return the experiment of a config in JSON, building it once per process.
+
+    Raises
+    ------
+    ConfigError
+        If a node has data of its own and the config several models.
+    """
     parsed = RunConfig.from_json(config)
     if parsed.multi_model.tasks:
+        if own_data is not None:
+            raise ConfigError(
+                "several models take their data from the config's data sets: start the node with "
+                f"partition-id, not with data='{own_data}'"
+            )
         # Here, because it is built on this module.
         from simulations.multi_model.experiment import MultiModelExperiment
 

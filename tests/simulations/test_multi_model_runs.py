@@ -155,6 +155,14 @@ def test_what_does_not_go_together_is_said_before_anything_runs(overrides, words
         _ = experiment_of(compose_config([*SMALL, *overrides]).to_json()).shares
 
 
+def test_a_node_with_data_of_its_own_is_told_that_several_models_do_not_take_it(tmp_path):
+    text = compose_config(SMALL).to_json()
+    words = "several models take their data .* start the node with partition-id"
+    with pytest.raises(ConfigError, match=words):
+        experiment_of(text, str(tmp_path))
+    assert isinstance(experiment_of(text), MultiModelExperiment)
+
+
 def test_runs_without_tasks_keep_their_names():
     """The fingerprint of a run must not change because a section was added."""
     config = compose_config([])
