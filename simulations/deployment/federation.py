@@ -33,6 +33,7 @@ from simulations.deployment.processes import family, send
 
 _BIN = Path(sys.executable).parent
 _CONNECTION = "local-deployment"
+_CLI = "cli"
 # How long Flower's own processes may take to come up, also on a busy machine.
 _START_SECONDS = 60.0
 _STOP_SECONDS = 5.0
@@ -61,7 +62,7 @@ class Federation:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._keys: dict[str, NodeKeys] = {}
         self._credentials = make_server_credentials(self.folder / "credentials")
-        self._write_connection()
+        self._write_cli_config()
 
     def __enter__(self) -> Self:
         """Start the SuperLink."""
@@ -171,7 +172,7 @@ class Federation:
     @property
     def flwr(self) -> FlowerCli:
         """Flower's command line, connected to this SuperLink."""
-        return FlowerCli(_CONNECTION, self._environment("cli"), self._neutral())
+        return FlowerCli(_CONNECTION, self._environment(_CLI), self._neutral())
 
     def submit(self, app: Path, **config: str) -> int:
         """Submit an app with values for its run config; return the run's id."""
@@ -204,18 +205,20 @@ class Federation:
         return True
 
     def _environment(self, name: str) -> dict[str, str]:
-        home = self.folder / "homes" / name
-        home.mkdir(parents=True, exist_ok=True)
-        if name == "cli":
-            (home / "config.toml").write_text(self._connection)
         return {
             **os.environ,
             "PATH": f"{_BIN}{os.pathsep}{os.environ.get('PATH', '')}",
-            "FLWR_HOME": str(home),
+            "FLWR_HOME": str(self._home(name)),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             **self._extra,
         }
+
+    def _home(self, name: str) -> Path:
+        """Return the folder that a process has for Flower's own files; made if need be."""
+        folder = self.folder / "homes" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
     def _neutral(self) -> Path:
         # Flower's workers put their working directory first on the path.
@@ -223,8 +226,9 @@ class Federation:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def _write_connection(self) -> None:
-        self._connection = (
+    def _write_cli_config(self) -> None:
+        """Tell Flower's command line where this SuperLink is."""
+        (self._home(_CLI) / "config.toml").write_text(
             f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n'
             f'address = "{self.address}"\nroot-certificates = "{self._credentials.authority}"\n'
         )

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,16 +13,11 @@ import pytest
 from rich.console import Console
 
 from simulations.config import compose_config
+from simulations.deployment.federation import free_port
 from simulations.run import run
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 def stop_superlink(home):
@@ -48,8 +42,8 @@ def flower(tmp_path):
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         "FLWR_HOME": str(home),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": free_port(),
-        "FLWR_LOCAL_CONTROL_API_PORT": free_port(),
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
+        "FLWR_LOCAL_CONTROL_API_PORT": str(free_port()),
     }
     yield environment, neutral
     stop_superlink(home)
