@@ -103,8 +103,8 @@ def report(console: Console, quick: bool) -> None:
     """Print the tables."""
     console.print(
         "\n[bold]What a quiet round of dynamic averaging costs[/bold]: milliseconds per node and "
-        "round\nfor bare training, for a Flower handler around it (arrays in, arrays out), and "
-        "with the\nprotocol on the in-process grid; kilobytes of all nodes together."
+        "round for bare training, for a Flower handler around it (arrays in, arrays out), and "
+        "with the protocol on the in-process grid; kilobytes of all nodes together."
     )
     builds: dict[str, Callable[[], nn.Module]] = {
         "784-64-10": lambda: mlp(input_shape=(1, 28, 28), classes=10, hidden=(64,), dropout=0.0),

@@ -73,7 +73,7 @@ def report(console: Console, quick: bool) -> None:
     console.print(
         table(
             f"All neuron radii of a layer (n = {SAMPLES}, D = {FEATURES}, p = {DIRECTIONS}): "
-            f"against the papers' bisection, one neuron at a time\n(timed for {TIMED} neurons and "
+            f"against the papers' bisection, one neuron at a time (timed for {TIMED} neurons and "
             "scaled to their number), and the bare product",
             ("neurons", "loop", "exact rays", "worst", "certified", "X·U alone"),
             rows,
