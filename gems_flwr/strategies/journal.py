@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,30 @@ class Journal:
             "seed": seed,
             "model": {name: [str(a.dtype), list(a.shape)] for name, a in model.items()},
         }
+
+    def open(self, fresh: Callable[[], ServerState], *, resume: bool) -> ServerState:
+        """Return the state to go on from, with a history on disk that fits it.
+
+        Parameters
+        ----------
+        fresh : callable
+            Makes the state before the first round; called only if there is nothing to go on from.
+        resume : bool
+            Whether to go on from what is saved; otherwise it is removed.
+
+        Raises
+        ------
+        CheckpointError
+            If the checkpoint is damaged or belongs to another run.
+        """
+        state = self.load() if resume else None
+        # A resumed run keeps its inbox: replies to an unfinished first round are still good.
+        if not resume:
+            self.forget()
+        if state is None:
+            state = fresh()
+        self.begin(state)
+        return state
 
     def forget(self) -> None:
         """Remove what an earlier run left here."""

@@ -26,102 +26,32 @@ from gems_flwr.averaging import Arrays, mean_metrics
 from gems_flwr.errors import BadReplyError
 from gems_flwr.runtime.metered_grid import MeteredGrid
 from gems_flwr.runtime.seeding import generator
-from gems_flwr.strategies.callbacks import Callback
 from gems_flwr.strategies.events import log_event
 from gems_flwr.strategies.exchange import Answer, Exchange
 from gems_flwr.strategies.journal import Journal
 from gems_flwr.strategies.records import RoundOutcome, RoundRecord, RunResult, ServerState
 from gems_flwr.strategies.roster import Roster, wait_for_nodes
-from gems_flwr.strategies.stopping import StopRule
+from gems_flwr.strategies.settings import LoopSettings
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 T = TypeVar("T")
 
 
 @dataclass(kw_only=True, eq=False)
-class RoundLoop(Strategy):
+class RoundLoop(LoopSettings, Strategy):
     """Base of all strategies here; see the module's docstring.
 
     Parameters
     ----------
-    min_nodes : int, default 2
-        Fewest nodes to go on with, at least 1: connected before a round, and with usable
-        replies after it.
-    wait_for_nodes : int, optional
-        How many nodes to wait for before the first round; `min_nodes` if not given.
-    wait_seconds : float, default 60
-        How long to wait for nodes.
-    return_seconds : float, default 0
-        How long, once the others have answered, to wait for a node that was lost in the middle
-        of an exchange (it crashed, its connection broke). If it is there, it is asked once more.
-    fraction_train : float, default 1.0
-        Share of the connected nodes that train in a round, in [0, 1]; never fewer than
-        `min_nodes`.
-    fraction_evaluate : float, default 0.0
-        Share of the nodes that score the new model on their own data after each round, in
-        [0, 1]. It costs as many bytes down as training does; 0 sends nothing.
-    seed : int, default 0
-        Source of all random choices.
-    checkpoint_dir : path, optional
-        Where to keep the state of the run, and `rounds.jsonl`.
-    keep_replies : bool, default True
-        Whether each reply is put into `checkpoint_dir` as it comes in, so that a run that is
-        interrupted in the middle of a round does not ask for it again.
-    resume : bool, default False
-        Whether to go on from `checkpoint_dir`. If there is nothing yet, the run starts.
-    max_reply_bytes : int, optional
-        Largest payload of a reply, by default 2 GiB. A larger one is refused by node and size
-        before it is unpacked or written to disk; Flower has it in memory by then. None: no limit.
-    max_examples : float, optional
-        Most examples that a node counts for in weighted means and cones, whatever it claims,
-        above 0. Without it a node's weight is its own word, unless all weigh the same.
-    stop_rules : sequence of StopRule
-        Asked after every round.
-    callbacks : sequence of Callback
-        Told about everything.
+    **settings
+        See `LoopSettings`.
     """
-
-    min_nodes: int = 2
-    wait_for_nodes: int | None = None
-    wait_seconds: float = 60.0
-    return_seconds: float = 0.0
-    fraction_train: float = 1.0
-    fraction_evaluate: float = 0.0
-    seed: int = 0
-    checkpoint_dir: str | Path | None = None
-    keep_replies: bool = True
-    resume: bool = False
-    max_reply_bytes: int | None = 2**31
-    max_examples: float | None = None
-    stop_rules: Sequence[StopRule] = ()
-    callbacks: Sequence[Callback] = ()
 
     # Strategies that are done after a fixed number of rounds say so here.
     rounds_needed: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
-        for name in ("fraction_train", "fraction_evaluate"):
-            value = getattr(self, name)
-            if not 0 <= value <= 1:
-                raise ValueError(f"{name} must be between 0 and 1, got {value}")
-        if self.min_nodes < 1:
-            raise ValueError(f"min_nodes must be at least 1, got {self.min_nodes}")
-        if self.wait_for_nodes is not None and self.wait_for_nodes < self.min_nodes:
-            raise ValueError(
-                f"wait_for_nodes ({self.wait_for_nodes}) must not be below "
-                f"min_nodes ({self.min_nodes})"
-            )
-        for name in ("wait_seconds", "return_seconds"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
-        for name in ("max_reply_bytes", "max_examples"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be above 0 or None, got {value}")
-        if self.seed < 0:
-            raise ValueError(f"seed must be at least 0, got {self.seed}")
-        if self.resume and self.checkpoint_dir is None:
-            raise ValueError("resume needs a checkpoint_dir")
+        super().__post_init__()
         self._roster = Roster()
         self._exchange = Exchange(0, self._roster)
         self._template: Arrays | None = None
@@ -405,19 +335,12 @@ class RoundLoop(Strategy):
     def _begin(
         self, initial_arrays: ArrayRecord, journal: Journal | None, evaluate_fn: EvaluateFn | None
     ) -> ServerState:
-        saved = journal.load() if journal and self.resume else None
-        if saved is not None:
-            state = saved
-        else:
-            # A resumed run keeps its inbox: replies to an unfinished first round are still good.
-            if journal and not self.resume:
-                journal.forget()
+        def fresh() -> ServerState:
             arrays = wire.to_numpy(initial_arrays)
             first = RoundRecord(0, server_metrics=_evaluate(evaluate_fn, 0, arrays))
-            state = ServerState(arrays, (first,))
-        if journal:
-            journal.begin(state)
-        return state
+            return ServerState(arrays, (first,))
+
+        return journal.open(fresh, resume=self.resume) if journal else fresh()
 
     def _log_start(self, state: ServerState, rounds: int) -> None:
         log_event("start", strategy=self._name, rounds=rounds, done=state.round)
