@@ -270,7 +270,7 @@ class Experiment:
         if "buffers" in accepted:
             floats = (n for n, b in self._initial_model.named_buffers() if b.is_floating_point())
             offered["buffers"] = tuple(floats)
-        if config.strategy.get("tune"):
+        if config.strategy.get("tune", 0) != 0:
             public = self.dataset.public
             if "public" in accepted:
                 offered["public"] = self.output_inputs(public)
