@@ -38,8 +38,9 @@ from gems_flwr.strategies import (
 )
 from simulations.config import ConfigError, RunConfig
 from simulations.data import Dataset, Examples, read_own_data, split_validation
+from simulations.remembered import fit_once
 from simulations.streams import BatchSource, learn
-from simulations.training import TrainOptions, fit, probabilities, tensors
+from simulations.training import TrainOptions, probabilities, tensors
 
 
 @dataclass(frozen=True)
@@ -176,9 +177,10 @@ class Experiment:
         self, model: nn.Module, examples: Examples, seed: int, options: TrainOptions
     ) -> dict[str, float]:
         backend = self.config.backend
-        return fit(
+        return fit_once(
             model,
             examples,
+            architecture=repr(self.config.model),
             scale=self.dataset.scale,
             options=options,
             seed=seed,
