@@ -38,8 +38,9 @@ from gems_flwr.strategies import (
 )
 from simulations.config import ConfigError, RunConfig
 from simulations.data import Dataset, Examples, read_own_data, split_validation
+from simulations.remembered import fit_once
 from simulations.streams import BatchSource, learn
-from simulations.training import TrainOptions, fit, probabilities, tensors
+from simulations.training import TrainOptions, probabilities, tensors
 
 
 @dataclass(frozen=True)
@@ -176,9 +177,10 @@ class Experiment:
         self, model: nn.Module, examples: Examples, seed: int, options: TrainOptions
     ) -> dict[str, float]:
         backend = self.config.backend
-        return fit(
+        return fit_once(
             model,
             examples,
+            architecture=repr(self.config.model),
             scale=self.dataset.scale,
             options=options,
             seed=seed,
@@ -270,7 +272,7 @@ class Experiment:
         if "buffers" in accepted:
             floats = (n for n, b in self._initial_model.named_buffers() if b.is_floating_point())
             offered["buffers"] = tuple(floats)
-        if config.strategy.get("tune"):
+        if config.strategy.get("tune", 0) != 0:
             public = self.dataset.public
             if "public" in accepted:
                 offered["public"] = self.output_inputs(public)

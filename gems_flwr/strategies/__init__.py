@@ -26,6 +26,7 @@ from gems_flwr.strategies.nosync import NoSync
 from gems_flwr.strategies.one_shot_average import OneShotAverage
 from gems_flwr.strategies.periodic import PeriodicAveraging
 from gems_flwr.strategies.pooled import Pooled
+from gems_flwr.strategies.public_only import PublicOnly
 from gems_flwr.strategies.records import RoundOutcome, RoundRecord, RunResult, ServerState
 from gems_flwr.strategies.serial import Serial
 from gems_flwr.strategies.stopping import PatienceExhausted, StopRule, TargetReached
@@ -45,6 +46,7 @@ __all__ = [
     "PatienceExhausted",
     "PeriodicAveraging",
     "Pooled",
+    "PublicOnly",
     "RoundLoop",
     "RoundOutcome",
     "RoundRecord",

@@ -17,10 +17,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal
 
-import numpy as np
-import torch
 from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
@@ -32,9 +30,7 @@ from gems_flwr.errors import Failure, RoundFailedError
 from gems_flwr.intersect import (
     Aggregate,
     ConeOptions,
-    OnEmpty,
     Public,
-    Select,
     aggregate_spaces,
     audit_nodes,
     screen_spaces,
@@ -52,10 +48,17 @@ from gems_flwr.spaces import (
 from gems_flwr.spaces.collection import SpaceFolder
 from gems_flwr.strategies.events import log_warning
 from gems_flwr.strategies.exchange import Answer
+from gems_flwr.strategies.gems_details import (
+    Spaces,
+    intersection_details,
+    left_out_details,
+    without_curve,
+)
+from gems_flwr.strategies.gems_options import Kind, check_gems_options
 from gems_flwr.strategies.loop import RoundLoop
+from gems_flwr.strategies.public_tuning import check_tuning, first_samples
 from gems_flwr.strategies.records import RoundOutcome, ServerState
 
-Kind = Literal["ball", "ellipsoid", "cone"]
 # The paper's epsilon for MNIST; for a cone, the mildest demand that is convex.
 DEFAULT_EPSILON = {"ball": 0.4, "ellipsoid": 0.4, "cone": 0.5}
 
@@ -149,47 +152,8 @@ class Gems(RoundLoop):
         if isinstance(self.epsilon, Mapping):
             # Names are text, though YAML reads the name 0 as a number.
             self.epsilon = {str(node): value for node, value in self.epsilon.items()}
-        if self.space not in get_args(Kind):
-            raise ValueError(f"space must be one of {list(get_args(Kind))}, got '{self.space}'")
-        if isinstance(self.epsilon, str) and self.epsilon != "auto":
-            raise ValueError(f"epsilon must be a number or 'auto', got '{self.epsilon}'")
-        if self.on_empty not in get_args(OnEmpty):
-            raise ValueError(
-                f"on_empty must be one of {list(get_args(OnEmpty))}, got '{self.on_empty}'"
-            )
-        if self.select is not None and self.select not in get_args(Select):
-            raise ValueError(f"select must be one of {list(get_args(Select))}, got '{self.select}'")
-        if self.space == "cone" and self.epsilon == "auto":
-            raise ValueError("epsilon='auto' needs balls or ellipsoids, whose radii depend on it")
-        if self.on_empty == "retrain" and (self.space != "ball" or self.initialise is None):
-            raise ValueError("on_empty='retrain' needs space='ball' and initialise")
-        if self.on_empty == "subset" and (self.space == "cone" or self.epsilon == "auto"):
-            raise ValueError(
-                "on_empty='subset' needs balls or ellipsoids with an epsilon of yours; "
-                "for cones there is robust=True"
-            )
-        if (self.robust or self.audit) and (self.on_empty == "retrain" or self.epsilon == "auto"):
-            raise ValueError(
-                "robust and audit go with neither on_empty='retrain' nor epsilon='auto'"
-            )
-        if self.audit and self.space != "cone":
-            raise ValueError(
-                "audit needs cones: where models are averaged, the others gain from any node that "
-                "is left out, honest or not"
-            )
-        if self.robust and self.on_empty == "relax":
-            raise ValueError("robust changes radii, which on_empty='relax' chooses itself")
-        if (self.robust or self.audit) and self.sums:
-            raise ValueError(
-                "robust and audit look at single nodes, of which sums=True shows nothing"
-            )
-        if self.retrains < 0 or self.tune < 0:
-            raise ValueError("retrains and tune must be at least 0")
-        if not self.tune_rate > 0:
-            raise ValueError(f"tune_rate must be above 0, got {self.tune_rate}")
-        if self.tune and (self.public is None or len(self.public[1]) < self.tune):
-            have = 0 if self.public is None else len(self.public[1])
-            raise ValueError(f"tune={self.tune} needs as many public samples, there are {have}")
+        check_gems_options(self)
+        check_tuning(self.tune, self.tune_rate, self.public)
         self._cone_options = ConeOptions(ridge=self.ridge, class_weight=self.class_weight)
         for node in self.epsilon if isinstance(self.epsilon, Mapping) else [""]:
             self.request(node)
@@ -233,38 +197,24 @@ class Gems(RoundLoop):
         if server_round > self._first_round and self.initialise is not None:
             start = self.initialise(server_round)
         self._collect(server_round, grid, start, layer, train_config)
-        spaces, notes = self._screened(self._usable_spaces())
-        convicted: Mapping[str, float] = {}
-        if self.audit:
-            asked = itertools.count(1)
-
-            def score(candidate: Aggregate) -> dict[str, float]:
-                model = layer.replace_in(start, candidate.point)
-                return self._scores(
-                    server_round, grid, model, evaluate_config, f"audit-{next(asked)}"
-                )
-
-            verdict = audit_nodes(
-                list(spaces),
-                lambda names: self._aggregate({name: spaces[name] for name in names}),
-                score,
-                at_least=self.min_nodes,
-            )
-            found, convicted = verdict.model, verdict.convicted
-            spaces = {name: spaces[name] for name in verdict.nodes}
-        else:
-            found = self._aggregate(spaces)
+        plausible, notes = self._screened(self._usable_spaces())
+        found, spaces, convicted = self._audited(
+            plausible,
+            lambda candidate, step: self._scores(
+                server_round, grid, layer.replace_in(start, candidate), evaluate_config, step
+            ),
+        )
         arrays = layer.replace_in(start, found.point)
         last_round = self._first_round + self.rounds_needed - 1
         done = found.intersection.feasible or server_round == last_round
         scores: dict[str, float] = {}
         if done and self.verify:
             scores = self._scores(server_round, grid, arrays, evaluate_config, "verification")
-        details = self._details(found, spaces, scores)
-        details |= self._left_out(found, spaces, notes, convicted)
+        details = intersection_details(self.space, found, spaces, scores)
+        details |= left_out_details(found, spaces, notes, convicted)
         return RoundOutcome(arrays=arrays, details=details, memory=state.memory)
 
-    def _aggregate(self, spaces: Mapping[str, Space | CurvedSpace]) -> Aggregate:
+    def _aggregate(self, spaces: Spaces) -> Aggregate:
         return aggregate_spaces(
             list(spaces.values()),
             select=self.select,
@@ -275,6 +225,35 @@ class Gems(RoundLoop):
             rate=self.tune_rate,
             seed=self.seed,
         )
+
+    def _audited(
+        self, spaces: Spaces, scores: Callable[[NDArray, str], dict[str, float]]
+    ) -> tuple[Aggregate, Spaces, Mapping[str, float]]:
+        """Aggregate, with `audit` without those whom the others' scores convict.
+
+        Parameters
+        ----------
+        spaces : mapping from str to space
+            By node.
+        scores : callable
+            Gets a flat layer and the name of the exchange, returns each node's accuracy.
+
+        Returns
+        -------
+        tuple
+            The aggregate, the spaces that are in it, and what the others gain without a node.
+        """
+        if not self.audit:
+            return self._aggregate(spaces), spaces, {}
+        asked = itertools.count(1)
+        verdict = audit_nodes(
+            list(spaces),
+            lambda names: self._aggregate({name: spaces[name] for name in names}),
+            lambda candidate: scores(candidate.point, f"audit-{next(asked)}"),
+            at_least=self.min_nodes,
+        )
+        kept = {name: spaces[name] for name in verdict.nodes}
+        return verdict.model, kept, verdict.convicted
 
     def take_over(self, other: RoundLoop, first_round: int) -> None:
         """Play on in the middle of another strategy's run."""
@@ -317,7 +296,7 @@ class Gems(RoundLoop):
         for answer in answers:
             self._received[answer.node] = _joined(self._received.get(answer.node), answer.value)
         if not self.sums:
-            self._spaces.save({a.node: _plain(self._received[a.node]) for a in answers})
+            self._spaces.save({a.node: without_curve(self._received[a.node]) for a in answers})
 
     def _usable_spaces(self) -> dict[str, Space | CurvedSpace]:
         most = float("inf") if self.max_examples is None else self.max_examples
@@ -342,14 +321,14 @@ class Gems(RoundLoop):
         """Return the spaces that count, and by node what was held against it."""
         if not self.robust:
             return spaces, {}
-        result = screen_spaces([_plain(space) for space in spaces.values()])
+        result = screen_spaces([without_curve(space) for space in spaces.values()])
         notes = {n: r for n, r in zip(spaces, result.reasons, strict=True) if r}
         for node, reason in notes.items():
             log_warning("suspect", node=node, reason=reason)
         kept: dict[str, Space | CurvedSpace] = {}
         for (node, space), now in zip(spaces.items(), result.spaces, strict=True):
             if now is not None:
-                kept[node] = space if now is _plain(space) else now
+                kept[node] = space if now is without_curve(space) else now
         if len(kept) < self.min_nodes:
             lines = "".join(f"\n  node {node}: {reason}" for node, reason in notes.items())
             raise RoundFailedError(
@@ -358,25 +337,6 @@ class Gems(RoundLoop):
                 [Failure(node, reason) for node, reason in notes.items()],
             )
         return kept, notes
-
-    def _left_out(
-        self,
-        found: Aggregate,
-        spaces: Mapping[str, Space | CurvedSpace],
-        notes: Mapping[str, str],
-        convicted: Mapping[str, float],
-    ) -> dict[str, Any]:
-        """Return who does not count, or counts for less than it claims, and why."""
-        gone = {node: reason for node, reason in notes.items() if node not in spaces}
-        names = list(spaces)
-        others = "it does not meet the others"
-        gone |= {names[index]: others for index in found.left_out}
-        gone |= {n: f"the others gain {g:.3f} accuracy without it" for n, g in convicted.items()}
-        details: dict[str, Any] = {"left_out": gone}
-        details["adjusted"] = {node: reason for node, reason in notes.items() if node in spaces}
-        if found.left_out:
-            details["subset_proved"] = found.proved
-        return details
 
     def _scores(
         self, server_round: int, grid: Grid, arrays: Arrays, config: ConfigRecord, step: str
@@ -391,38 +351,6 @@ class Gems(RoundLoop):
         answers = self.accept(self.collect(messages), wire.unpack_score_reply)
         return {answer.node: answer.value for answer in answers}
 
-    def _details(
-        self,
-        found: Aggregate,
-        spaces: Mapping[str, Space | CurvedSpace],
-        scores: Mapping[str, float],
-    ) -> dict[str, Any]:
-        met = found.intersection
-        details: dict[str, Any] = {
-            "space": self.space,
-            "status": met.status,
-            "empty": met.empty,
-            "is_average": met.is_average and not found.tuned_on,
-            "margins": dict(zip(spaces, met.margins, strict=True)),
-            "gap": met.gap if np.isfinite(met.gap) else None,
-            "method": met.method,
-            "intersection_seconds": met.seconds,
-            "epsilon": found.epsilon,
-            "tuned_on": found.tuned_on,
-            "node_scores": dict(scores),
-        }
-        plain: dict[str, Any] = {
-            node: space.at(found.epsilon)
-            if isinstance(space, CurvedSpace) and found.epsilon
-            else _plain(space)
-            for node, space in spaces.items()
-        }
-        details["radii"] = {n: s.radius.to_meta() for n, s in plain.items() if hasattr(s, "radius")}
-        details["withheld"] = {
-            n: list(s.withheld) for n, s in plain.items() if getattr(s, "withheld", ())
-        }
-        return details
-
     # --- helpers ------------------------------------------------------------------------------
 
     def _name_of(self, message: Message) -> str:
@@ -434,11 +362,7 @@ class Gems(RoundLoop):
     def _public(self) -> Public | None:
         if not self.tune or self.public is None:
             return None
-        inputs, labels = self.public
-        return Public(
-            torch.as_tensor(np.asarray(inputs[: self.tune], dtype=np.float32)),
-            torch.as_tensor(np.asarray(labels[: self.tune], dtype=np.int64)),
-        )
+        return Public(*first_samples(self.public, self.tune))
 
 
 def _layers_below(arrays: Arrays) -> int:
@@ -447,10 +371,6 @@ def _layers_below(arrays: Arrays) -> int:
         return len(weight_layers(arrays)) - 1
     except ValueError:
         return 0
-
-
-def _plain(space: Any) -> Any:
-    return space.space if isinstance(space, CurvedSpace) else space
 
 
 def _joined(old: wire.NodeSpace | None, new: wire.NodeSpace) -> wire.NodeSpace:

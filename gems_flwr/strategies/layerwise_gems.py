@@ -15,17 +15,15 @@ starts anew: see `gems_flwr.networks.replace_layer`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
-import torch
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
-from torch import nn
 
 from gems_flwr import wire
 from gems_flwr.averaging import Arrays
@@ -35,17 +33,16 @@ from gems_flwr.networks import (
     WeightLayer,
     outgoing_rows,
     replace_layer,
-    resize_model,
     weight_layers,
 )
 from gems_flwr.neurons import Budget, MergedLayer, MergeMethod, merge_neurons
 from gems_flwr.runtime.seeding import derive_seed
 from gems_flwr.spaces import NeuronBalls
 from gems_flwr.strategies.exchange import Answer
-from gems_flwr.strategies.gems import Gems, Kind
-from gems_flwr.strategies.loop import RoundLoop
+from gems_flwr.strategies.gems import Gems
+from gems_flwr.strategies.gems_options import Kind
+from gems_flwr.strategies.public_tuning import TunesOnPublicData
 from gems_flwr.strategies.records import RoundOutcome, ServerState
-from gems_flwr.tuning import fine_tune_network
 
 # The papers' epsilon for the last layer of a network on MNIST; see `Gems` for cones.
 HEAD_EPSILON = 0.7
@@ -58,7 +55,7 @@ _OUTPUT_OPTIONS = {
 
 
 @dataclass(kw_only=True, eq=False)
-class LayerwiseGems(RoundLoop):
+class LayerwiseGems(TunesOnPublicData):
     """Merge the nodes' neurons layer by layer, then intersect their output layers.
 
     Parameters
@@ -93,20 +90,10 @@ class LayerwiseGems(RoundLoop):
     output : mapping
         Options of `Gems` for the output layer, such as ``epsilon`` (by default 0.7, for cones
         0.5), ``rank``, ``clusters`` or ``ridge`` (by default 1e-5 on hidden layers).
-    tune : int, default 0
-        How many public samples to fine-tune on; 0 for none.
-    tune_layers : {"last", "all"}
-        What to fine-tune.
-    tune_rate : float, default 0.001
-        Adam's rate, above 0; the released code has 0.01. A cone's last layer has none.
-    public_data : pair of arrays, optional
-        Public inputs of the network, and their classes; needed for `tune`.
-    build_model : callable, optional
-        Returns the torch module; needed for `tune`.
     verify : bool, default False
         Whether every node is asked how accurate the result is on its own held-out data.
-    **loop
-        See `RoundLoop`.
+    **tuning
+        See `TunesOnPublicData`. The last layer is tuned as in `Gems`, so a cone's has no rate.
     """
 
     merge: MergeMethod = "kmeans"
@@ -121,11 +108,6 @@ class LayerwiseGems(RoundLoop):
     max_rows: int = 20000
     head: Kind = "cone"
     output: Mapping[str, Any] = field(default_factory=dict)
-    tune: int = 0
-    tune_layers: Literal["last", "all"] = "last"
-    tune_rate: float = 1e-3
-    public_data: tuple[NDArray, NDArray] | None = None
-    build_model: Callable[[], nn.Module] | None = None
     verify: bool = False
 
     def __post_init__(self) -> None:
@@ -136,18 +118,10 @@ class LayerwiseGems(RoundLoop):
             "head": (self.head in get_args(Kind), f"one of {get_args(Kind)}"),
             "clusters": (self.clusters >= 1, "at least 1"),
             "max_hidden": (min(_listed(self.max_hidden) or [1]) >= 1, "at least 1, or none"),
-            "tune": (self.tune >= 0, "at least 0"),
-            "tune_rate": (self.tune_rate > 0, "above 0"),
-            "tune_layers": (self.tune_layers in ("last", "all"), "'last' or 'all'"),
         }
         for name, (holds, allowed) in rules.items():
             if not holds:
                 raise ValueError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
-        have = 0 if self.public_data is None else len(self.public_data[1])
-        if self.tune > have or (self.tune and self.build_model is None):
-            raise ValueError(
-                f"tune={self.tune} needs as many public samples, there are {have}, and build_model"
-            )
         unknown = sorted(self.output.keys() - _OUTPUT_OPTIONS)
         if unknown:
             raise ValueError(f"output has {unknown}, it may have {sorted(_OUTPUT_OPTIONS)}")
@@ -199,7 +173,7 @@ class LayerwiseGems(RoundLoop):
         outcome = head.play_round(server_round, state, grid, train_config, evaluate_config)
         arrays = outcome.arrays
         if self.tune and self.tune_layers == "all":
-            arrays = self._tune_all(arrays)
+            arrays = self.tuned(arrays)
         widths = [layer.width for layer in weight_layers(arrays)[:-1]]
         tuned_on = self.tune or outcome.details["tuned_on"]
         details = {**outcome.details, "hidden": widths, "tuned_on": tuned_on}
@@ -284,26 +258,11 @@ class LayerwiseGems(RoundLoop):
 
     def _public_inputs(self, arrays: Arrays) -> tuple[NDArray, NDArray]:
         """Return what the output layer sees of the public sample."""
-        data = self._public()
+        data = self.public_sample()
         assert self.build_model is not None
         reader = LayerReader(arrays, self.build_model())
         seen = reader.read(data, reader.output_layer(data))
         return seen.inputs.cpu().numpy(), seen.labels.cpu().numpy()
-
-    def _tune_all(self, arrays: Arrays) -> Arrays:
-        assert self.build_model is not None
-        model = resize_model(self.build_model(), arrays)
-        seed = derive_seed(self.seed, "tune")
-        fine_tune_network(model, *self._public(), rate=self.tune_rate, seed=seed)
-        return wire.to_numpy(ArrayRecord(model.state_dict()))
-
-    def _public(self) -> tuple[torch.Tensor, torch.Tensor]:
-        assert self.public_data is not None
-        inputs, labels = self.public_data
-        return (
-            torch.as_tensor(np.asarray(inputs[: self.tune], dtype=np.float32)),
-            torch.as_tensor(np.asarray(labels[: self.tune], dtype=np.int64)),
-        )
 
 
 def _told(

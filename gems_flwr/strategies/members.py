@@ -17,7 +17,7 @@ from gems_flwr import scoring, wire
 from gems_flwr.averaging import Arrays
 from gems_flwr.runtime.seeding import generator
 from gems_flwr.strategies.exchange import Answer
-from gems_flwr.strategies.loop import RoundLoop
+from gems_flwr.strategies.public_tuning import TunesOnPublicData
 
 _PREFIX = "member"
 # What the one model of arrays that were not joined from several is called.
@@ -59,14 +59,20 @@ def split_models(arrays: Arrays) -> dict[str, dict[str, NDArray]]:
 
 
 @dataclass(kw_only=True, eq=False)
-class LocalModels(RoundLoop):
-    """The reference "local": every node trains alone; scores are means over the nodes."""
+class LocalModels(TunesOnPublicData):
+    """The reference "local": every node trains alone; scores are means over the nodes.
+
+    Parameters
+    ----------
+    **tuning
+        See `TunesOnPublicData`; the server tunes each node's model by itself.
+    """
 
     rounds_needed: ClassVar[int | None] = 1
 
     def aggregate(self, answers: Sequence[Answer[wire.ModelReply]]) -> Arrays:
-        """Return all models, side by side."""
-        return join_members({answer.node: answer.value.arrays for answer in answers})
+        """Return all models, each fine-tuned, side by side."""
+        return join_members({answer.node: self.tuned(answer.value.arrays) for answer in answers})
 
     def score(self, members: Sequence[NDArray], labels: NDArray) -> dict[str, float]:
         """Return the mean over the models of each one's score."""
@@ -82,8 +88,8 @@ class Ensemble(LocalModels):
     vote : {"majority", "softmax_mean"}
         Most predicted class, ties broken at random by `seed` (the papers' ensemble); or the
         class with the highest mean probability.
-    **loop
-        See `RoundLoop`.
+    **tuning
+        See `LocalModels`.
     """
 
     vote: Vote = "majority"

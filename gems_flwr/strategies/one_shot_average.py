@@ -1,15 +1,32 @@
-"""One round of averaging: the "naive average" baseline of the GEMS papers."""
+"""One round of averaging: the "naive average" baseline of the GEMS papers, tuned or not."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from gems_flwr import wire
+from gems_flwr.averaging import Arrays
+from gems_flwr.strategies.exchange import Answer
 from gems_flwr.strategies.fedavg import FedAvg
+from gems_flwr.strategies.public_tuning import TunesOnPublicData
 
 
 @dataclass(kw_only=True, eq=False)
-class OneShotAverage(FedAvg):
-    """Let every node train to the end, then average once."""
+class OneShotAverage(TunesOnPublicData, FedAvg):
+    """Let every node train to the end, average once, and fine-tune the average if asked to.
+
+    Parameters
+    ----------
+    weighted
+        See `FedAvg`.
+    **tuning
+        See `TunesOnPublicData`.
+    """
 
     rounds_needed: ClassVar[int | None] = 1
+
+    def aggregate(self, answers: Sequence[Answer[wire.ModelReply]]) -> Arrays:
+        """Return the mean of the nodes' models, fine-tuned."""
+        return self.tuned(super().aggregate(answers))

@@ -10,28 +10,29 @@ A node's training of the hidden layer is the same in all settings and done once 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+from flwr.clientapp import ClientApp
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from torch import nn
 
 from gems_flwr import scoring, wire
-from gems_flwr.client import Report, task_client_app
+from gems_flwr.client import task_client_app
+from gems_flwr.networks import resize_model
 from gems_flwr.runtime import InProcessGrid
 from gems_flwr.runtime.seeding import generator
+from gems_flwr.strategies import LocalModels, split_members
 from simulations.config import RunConfig, compose_config
-from simulations.experiment import Experiment, NodeTask
+from simulations.experiment import Experiment
+from simulations.remembered import remember_training
 from simulations.report.figures import new_figure, save, write_heading
 from simulations.training import torch_threads
 
@@ -87,26 +88,6 @@ STYLES = {
 Rows = dict[str, dict[str, list[float]]]
 
 
-class RememberingTask(NodeTask):
-    """A node that trains the same network from the same seed only once."""
-
-    def __init__(self, experiment: Experiment, node: int) -> None:
-        super().__init__(experiment, node)
-        self.trained: dict[str, dict[str, torch.Tensor]] = {}
-
-    def train(self, model: nn.Module, *, seed: int, config: Mapping[str, Any]) -> Report:
-        """Train, or load what the same training gave before."""
-        digest = hashlib.blake2b(f"{seed} {wire.NEURON_REQUEST in config}".encode())
-        for weight in model.state_dict().values():
-            digest.update(weight.numpy().tobytes())
-        key = digest.hexdigest()
-        if key not in self.trained:
-            super().train(model, seed=seed, config=config)
-            self.trained[key] = {k: v.clone() for k, v in model.state_dict().items()}
-        model.load_state_dict(self.trained[key])
-        return Report(1)
-
-
 def run(overrides: Sequence[str], output: Path, console: Console) -> Path:
     """Run the study; return the path of its figure."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
@@ -117,7 +98,7 @@ def run(overrides: Sequence[str], output: Path, console: Console) -> Path:
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("merging", total=steps)
         for seed in SEEDS:
-            with torch_threads(config.backend.threads):
+            with torch_threads(config.backend.threads), remember_training():
                 for _ in _one_seed([*base, f"seed={seed}"], rows):
                     progress.advance(bar)
     output.mkdir(parents=True, exist_ok=True)
@@ -133,8 +114,7 @@ def run(overrides: Sequence[str], output: Path, console: Console) -> Path:
 def _one_seed(base: Sequence[str], rows: Rows) -> Any:
     """Fill in one seed's column, yielding after every run."""
     first = Experiment(compose_config(base))
-    tasks = [RememberingTask(first, node) for node in range(first.config.nodes)]
-    app = task_client_app(lambda context: tasks[int(context.node_config["partition-id"])])
+    app = task_client_app(lambda context: first.task(int(context.node_config["partition-id"])))
     for setting in SETTINGS:
         row = rows.setdefault(str(setting), {"hidden": []})
         for name, head in HEADS.items():
@@ -147,7 +127,7 @@ def _one_seed(base: Sequence[str], rows: Rows) -> Any:
             if head == "cone":
                 row["hidden"].append(hidden)
             yield
-    members = [_local(first, task) for task in tasks]
+    members = _local(first, app)
     labels = first.dataset.test.labels
     neurons = float(sum(first.config.model["hidden"]) * len(members))
     votes = scoring.majority_vote(members, generator(first.config.seed, "ties"))
@@ -160,7 +140,7 @@ def _one_seed(base: Sequence[str], rows: Rows) -> Any:
         row["ensemble"].append(accuracy)
 
 
-def _one_run(config: RunConfig, first: Experiment, app: Any) -> tuple[float, float, int]:
+def _one_run(config: RunConfig, first: Experiment, app: ClientApp) -> tuple[float, float, int]:
     experiment = Experiment(config)
     experiment.__dict__.update(dataset=first.dataset, shares=first.shares)
     strategy = experiment.strategy(None, [])
@@ -173,11 +153,15 @@ def _one_run(config: RunConfig, first: Experiment, app: Any) -> tuple[float, flo
     return score, float(sum(result.details["hidden"])), sum(len(e["uncovered"]) for e in layers)
 
 
-def _local(experiment: Experiment, task: RememberingTask) -> np.ndarray:
-    """Return what a node's own network says of the test data."""
-    model = experiment.build_model()
-    model.load_state_dict(next(iter(task.trained.values())))
-    return experiment.predict(model, experiment.dataset.test)
+def _local(experiment: Experiment, app: ClientApp) -> list[np.ndarray]:
+    """Return what each node's own network says of the test data."""
+    config = experiment.config
+    alone = LocalModels(min_nodes=1, seed=config.seed)
+    result = alone.start(InProcessGrid(app, config.nodes), experiment.initial_arrays())
+    return [
+        experiment.predict(resize_model(experiment.build_model(), arrays), experiment.dataset.test)
+        for arrays in split_members(wire.to_numpy(result.arrays)).values()
+    ]
 
 
 def _table(rows: Rows) -> Table:
