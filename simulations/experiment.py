@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,17 +86,25 @@ class Experiment:
             return [self._own_share(self._own_data)]
         if not len(pool):
             return []
-        partition = self._build("partition")
+        parts = self._divide(pool.labels, self.dataset.groups, config.nodes)
+        return [self._share(pool.take(part), node) for node, part in enumerate(parts)]
+
+    def _divide(self, labels: NDArray, groups: NDArray | None, nodes: int) -> list[NDArray]:
+        """Return the positions of every node's examples."""
+        partition, config = self._build("partition"), self.config
+        options: dict[str, Any] = {
+            "nodes": nodes,
+            "classes": self.dataset.classes,
+            "seed": derive_seed(config.seed, "partition"),
+        }
+        # Most partitions go by labels alone; those that go by groups name them.
+        if "groups" in inspect.signature(partition).parameters:
+            options["groups"] = groups
         try:
-            parts = partition(
-                pool.labels,
-                nodes=config.nodes,
-                classes=self.dataset.classes,
-                seed=derive_seed(config.seed, "partition"),
-            )
+            parts: list[NDArray] = partition(labels, **options)
         except ValueError as error:
             raise ConfigError(f"partition={config.names['partition']}: {error}") from error
-        return [self._share(pool.take(part), node) for node, part in enumerate(parts)]
+        return parts
 
     def _share(self, examples: Examples, node: int) -> Share:
         seed = derive_seed(self.config.seed, "validation", node)

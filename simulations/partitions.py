@@ -143,7 +143,7 @@ class LabelDivision:
         self, labels: NDArray[Any], *, nodes: int, classes: int, seed: int
     ) -> list[Indices]:
         """Divide the examples; see `Partition`."""
-        labels = _checked(labels, nodes, classes)
+        labels = checked_labels(labels, nodes, classes)
         division = self.labels_of(nodes=nodes, classes=classes)
         rng = np.random.default_rng(seed)
         parts: list[list[Indices]] = [[] for _ in range(nodes)]
@@ -152,7 +152,7 @@ class LabelDivision:
             positions = rng.permutation(np.flatnonzero(labels == label))
             for node, share in zip(owners, np.array_split(positions, len(owners)), strict=True):
                 parts[node].append(share)
-        return _finished(
+        return finished(
             [np.concatenate(shares) for shares in parts],
             "use fewer nodes, or give this node a label that has enough examples",
         )
@@ -196,7 +196,7 @@ class Dirichlet:
         """Divide the examples; see `Partition`."""
         from flwr_datasets.partitioner import DirichletPartitioner
 
-        labels = _checked(labels, nodes, classes)
+        labels = checked_labels(labels, nodes, classes)
         # The partitioner cuts each label's examples in their order, so give it a random order.
         order = np.random.default_rng(seed).permutation(len(labels))
         # One partitioner draws 11 times and gives up; take a new seed, derived from ours.
@@ -212,7 +212,7 @@ class Dirichlet:
                 seed=int(attempt_seed),
             )
             try:
-                return _finished(_load(partitioner, order, labels, nodes))
+                return finished(_load(partitioner, order, labels, nodes))
             except ValueError:
                 continue
         raise ValueError(
@@ -254,7 +254,7 @@ class Shards:
         """Divide the examples; see `Partition`."""
         from flwr_datasets.partitioner import ShardPartitioner
 
-        labels = _checked(labels, nodes, classes)
+        labels = checked_labels(labels, nodes, classes)
         total = nodes * self.shards_per_node
         if total > len(labels):
             raise ValueError(
@@ -276,7 +276,7 @@ class Shards:
         )
         numbers = np.arange(total)
         dealt = _load(partitioner, numbers, numbers, nodes)
-        return _finished([np.concatenate([shards[i] for i in hand]) for hand in dealt])
+        return finished([np.concatenate([shards[i] for i in hand]) for hand in dealt])
 
 
 @dataclass(frozen=True)
@@ -289,10 +289,10 @@ class Iid:
         """Divide the examples; see `Partition`."""
         from flwr_datasets.partitioner import IidPartitioner
 
-        labels = _checked(labels, nodes, classes)
+        labels = checked_labels(labels, nodes, classes)
         # The partitioner cuts the table into equal runs: the random order makes it IID.
         order = np.random.default_rng(seed).permutation(len(labels))
-        return _finished(_load(IidPartitioner(num_partitions=nodes), order, labels, nodes))
+        return finished(_load(IidPartitioner(num_partitions=nodes), order, labels, nodes))
 
 
 @dataclass(frozen=True)
@@ -333,10 +333,10 @@ class Quantity:
         """Divide the examples; see `Partition`."""
         from flwr_datasets.partitioner import SizePartitioner
 
-        labels = _checked(labels, nodes, classes)
+        labels = checked_labels(labels, nodes, classes)
         order = np.random.default_rng(seed).permutation(len(labels))
         partitioner = SizePartitioner(self.sizes(len(labels), nodes))
-        return _finished(_load(partitioner, order, labels, nodes))
+        return finished(_load(partitioner, order, labels, nodes))
 
 
 def _default_division(nodes: int, classes: int) -> tuple[tuple[int, ...], ...]:
@@ -349,7 +349,7 @@ def _default_division(nodes: int, classes: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(range(start, stop)) for start, stop in itertools.pairwise(bounds))
 
 
-def _checked(labels: NDArray[Any], nodes: int, classes: int) -> Indices:
+def checked_labels(labels: NDArray[Any], nodes: int, classes: int) -> Indices:
     """Return the labels as int64 after checking that they can be divided at all."""
     labels = np.asarray(labels)
     if labels.ndim != 1 or len(labels) == 0 or not np.issubdtype(labels.dtype, np.integer):
@@ -367,7 +367,7 @@ def _checked(labels: NDArray[Any], nodes: int, classes: int) -> Indices:
     return labels.astype(np.int64, copy=False)
 
 
-def _finished(parts: list[Indices], remedy: str = "use fewer nodes") -> list[Indices]:
+def finished(parts: list[Indices], remedy: str = "use fewer nodes") -> list[Indices]:
     """Sort each node's positions; refuse a division that leaves a node without any."""
     for node, part in enumerate(parts):
         if len(part) == 0:

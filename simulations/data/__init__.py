@@ -10,6 +10,8 @@ from simulations.data.files import DATA_VARIABLE, MissingDataError
 from simulations.data.graphical import GeneratedDataset, graphical
 from simulations.data.images import cifar10, digits, fashion_mnist, ham10000, mnist
 from simulations.data.own_data import own, read_own_data
+from simulations.data.parity import digits_parity, mnist_parity
+from simulations.data.permuted import digits_permuted, mnist_permuted
 from simulations.data.sampling import split_validation
 from simulations.data.vectors import cifar10_features, ham10000_features, tweets
 
@@ -22,11 +24,15 @@ __all__ = [
     "cifar10",
     "cifar10_features",
     "digits",
+    "digits_parity",
+    "digits_permuted",
     "fashion_mnist",
     "graphical",
     "ham10000",
     "ham10000_features",
     "mnist",
+    "mnist_parity",
+    "mnist_permuted",
     "own",
     "read_own_data",
     "split_validation",

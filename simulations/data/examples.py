@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -111,6 +111,15 @@ class Dataset:
         The server's own sample; never part of a node's data.
     test : Examples
         Held out from everybody.
+    groups : np.ndarray, optional
+        Where each training example comes from, 0 … number of groups - 1: what ``partition=groups``
+        divides by. None: the data set knows no groups.
+
+    Raises
+    ------
+    ValueError
+        If a part has another shape, a label is out of range, or there is not exactly one group
+        per training example.
     """
 
     name: str
@@ -120,6 +129,7 @@ class Dataset:
     train: Examples
     public: Examples
     test: Examples
+    groups: NDArray[np.int64] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         for part in ("train", "public", "test"):
@@ -130,6 +140,10 @@ class Dataset:
                     f"expected {self.input_shape}"
                 )
             examples.class_counts(self.classes)  # refuses labels out of range
+        if self.groups is not None:
+            groups = _checked_groups(self.groups, len(self.train), f"{self.name}: train")
+            groups.flags.writeable = False
+            object.__setattr__(self, "groups", groups)
 
 
 def assemble(
@@ -141,10 +155,12 @@ def assemble(
     test: Examples,
     public: int,
     seed: int,
+    groups: NDArray[Any] | None = None,
 ) -> Dataset:
     """Take the server's public sample out of the training pool and build the data set.
 
-    The sample keeps the pool's class proportions. The rest stays in stored order.
+    The sample keeps the pool's proportions of classes, and of groups within them. The rest stays
+    in stored order.
 
     Parameters
     ----------
@@ -156,18 +172,24 @@ def assemble(
         Size of the public sample, 0 … ``len(pool) - 1``.
     seed : int
         Decides which examples become public.
+    groups : np.ndarray, optional
+        The group of every example of the pool.
 
     Raises
     ------
     ValueError
-        If ``public`` is out of range.
+        If ``public`` is out of range, or there is not one group per example.
     """
     if not isinstance(public, int) or not 0 <= public < len(pool):
         raise ValueError(
             f"dataset.public must be a whole number from 0 to {len(pool) - 1} "
             f"for {name}, got {public!r}"
         )
-    chosen = stratified_sample(pool.labels, public, np.random.default_rng(seed))
+    strata = pool.labels
+    if groups is not None:
+        groups = _checked_groups(groups, len(pool), f"{name}: pool")
+        strata = pool.labels + classes * groups
+    chosen = stratified_sample(strata, public, np.random.default_rng(seed))
     rest = np.setdiff1d(np.arange(len(pool)), chosen, assume_unique=True)
     return Dataset(
         name=name,
@@ -177,4 +199,16 @@ def assemble(
         train=pool.take(rest),
         public=pool.take(chosen),
         test=test,
+        groups=None if groups is None else groups[rest],
     )
+
+
+def _checked_groups(groups: NDArray[Any], count: int, whose: str) -> NDArray[np.int64]:
+    """Return the groups as a view in int64 after checking that there is one per example."""
+    found = np.asarray(groups)
+    if found.shape != (count,) or found.dtype.kind not in "iub" or found.min(initial=0) < 0:
+        raise ValueError(
+            f"{whose} examples need one group of at least 0 each, {count} whole numbers, "
+            f"got shape {found.shape} of {found.dtype}"
+        )
+    return found.astype(np.int64, copy=False).view()

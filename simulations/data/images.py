@@ -76,7 +76,7 @@ def mnist(
     ValueError
         If ``public`` is out of range or a file is damaged.
     """
-    return _mnist_like("mnist", "MNIST", data_folder(data_dir, "mnist"), seed, public, download)
+    return mnist_like("mnist", "MNIST", data_folder(data_dir, "mnist"), seed, public, download)
 
 
 def fashion_mnist(
@@ -87,7 +87,7 @@ def fashion_mnist(
     Parameters and errors as in `mnist`; the folder is ``FashionMNIST/raw``.
     """
     folder = data_folder(data_dir, "fashion_mnist")
-    return _mnist_like("fashion_mnist", "FashionMNIST", folder, seed, public, download)
+    return mnist_like("fashion_mnist", "FashionMNIST", folder, seed, public, download)
 
 
 def cifar10(
@@ -158,9 +158,10 @@ def _digits(seed: int, public: int, test_fraction: float) -> Dataset:
 
 
 @functools.lru_cache(maxsize=_CACHED)
-def _mnist_like(
+def mnist_like(
     name: str, kind: str, folder: Path, seed: int, public: int, download: bool
 ) -> Dataset:
+    """Load a data set in MNIST's format, which lies in the folder `kind`, under a name."""
     pool, test = (_read_mnist_like(name, kind, folder, train, download) for train in (True, False))
     return assemble(name, classes=10, scale=1 / 255, pool=pool, test=test, public=public, seed=seed)
 

@@ -22,9 +22,12 @@ from __future__ import annotations
 import functools
 import gzip
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from gems_flwr.runtime.seeding import generator
 from simulations.data.examples import Dataset, Examples, assemble
 from simulations.data.files import data_file, data_folder, read_arrays
 from simulations.data.images import HAM10000_CLASSES, by_split_column
@@ -98,12 +101,18 @@ def tweets(
     public: int = 1000,
     test_fraction: float = 0.2,
     terms: int = 1000,
+    group_share: float | None = None,
 ) -> Dataset:
     """Load tweets labelled negative (0) or positive (1), as TF-IDF weights of frequent terms.
 
     Neutral tweets are left out. Terms and their weights are learned from the training tweets
     (the nodes' and the public ones), never from the test tweets: the vocabulary is taken to be
     agreed upon beforehand.
+
+    With ``group_share``, tweets are in group 0 if they contain any of some random terms, else in
+    group 1 (Guha 2018, Section 5.2). The paper does not say how many terms; a number would
+    mean little, since one term is in a third of the tweets and most are in one of 200. Here terms
+    are drawn one by one until group 0 has its share; one that would exceed it is passed over.
 
     Parameters
     ----------
@@ -118,6 +127,9 @@ def tweets(
         Share of all tweets held out for testing, 0 < fraction < 1.
     terms : int
         Number of features, at least 1: the most frequent terms of the training tweets.
+    group_share : float or None
+        Share of the training tweets in group 0, 0 < share < 1, met to a hundredth if terms allow;
+        None: no groups.
 
     Raises
     ------
@@ -126,7 +138,8 @@ def tweets(
     ValueError
         If an option is out of range, or the file has another format.
     """
-    return _tweets(data_folder(data_dir, "tweets"), seed, public, test_fraction, terms)
+    folder = data_folder(data_dir, "tweets")
+    return _tweets(folder, seed, public, test_fraction, terms, group_share)
 
 
 @functools.lru_cache(maxsize=_CACHED)
@@ -161,11 +174,20 @@ def _ham10000_features(folder: Path, seed: int, public: int) -> Dataset:
 
 
 @functools.lru_cache(maxsize=_CACHED)
-def _tweets(folder: Path, seed: int, public: int, test_fraction: float, terms: int) -> Dataset:
+def _tweets(
+    folder: Path,
+    seed: int,
+    public: int,
+    test_fraction: float,
+    terms: int,
+    group_share: float | None,
+) -> Dataset:
     if not 0 < test_fraction < 1:
         raise ValueError(f"dataset.test_fraction must be in (0, 1), got {test_fraction}")
     if not isinstance(terms, int) or terms < 1:
         raise ValueError(f"dataset.terms must be a whole number of at least 1, got {terms!r}")
+    if group_share is not None and not 0 < group_share < 1:
+        raise ValueError(f"dataset.group_share must be in (0, 1), or null, got {group_share}")
     from sklearn.feature_extraction.text import TfidfVectorizer  # late, see images
 
     texts, labels = _read_tweets(data_file(folder, _TWEETS_FILE, "tweets"))
@@ -182,7 +204,25 @@ def _tweets(folder: Path, seed: int, public: int, test_fraction: float, terms: i
         test=Examples(test, labels[testing]),
         public=public,
         seed=seed,
+        groups=None if group_share is None else _groups_by_terms(pool, group_share, seed),
     )
+
+
+def _groups_by_terms(weights: NDArray[Any], share: float, seed: int) -> NDArray[np.int64]:
+    """Return 0 for the rows that contain one of some random terms, which are a share, else 1."""
+    contains = weights > 0
+    covered = np.zeros(len(contains), dtype=bool)
+    for term in generator(seed, "group-terms").permutation(contains.shape[1]):
+        wider = covered | contains[:, term]
+        if wider.mean() <= share:
+            covered = wider
+        if covered.mean() > share - 0.01:
+            break
+    if not covered.any():
+        raise ValueError(
+            f"every term is in more than {share} of the tweets: raise dataset.group_share"
+        )
+    return np.where(covered, 0, 1)
 
 
 def _read_tweets(path: Path) -> tuple[list[str], np.ndarray]:

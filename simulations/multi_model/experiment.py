@@ -45,21 +45,14 @@ class TaskExperiment(Experiment):
     @functools.cached_property
     def shares(self) -> Sequence[Share]:
         """Every node's data; empty for a node that lacks the task."""
-        config, pool = self.config, self.dataset.train
+        config, pool, groups = self.config, self.dataset.train, self.dataset.groups
         if self._part < 1:
             rng = generator(config.seed, "share")
-            pool = pool.take(stratified_sample(pool.labels, int(self._part * len(pool)), rng))
+            chosen = stratified_sample(pool.labels, int(self._part * len(pool)), rng)
+            pool, groups = pool.take(chosen), None if groups is None else groups[chosen]
         nothing = pool.take([])
         shares = [Share(nothing, nothing)] * config.nodes
-        try:
-            parts = self._build("partition")(
-                pool.labels,
-                nodes=len(self._holders),
-                classes=self.dataset.classes,
-                seed=derive_seed(config.seed, "partition"),
-            )
-        except ValueError as error:
-            raise ConfigError(f"partition={config.names['partition']}: {error}") from error
+        parts = self._divide(pool.labels, groups, len(self._holders))
         for node, part in zip(self._holders, parts, strict=True):
             shares[node] = self._share(pool.take(part), node)
         return shares

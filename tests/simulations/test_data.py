@@ -23,6 +23,8 @@ from simulations.data.sampling import apportion
 CONF = Path(__file__).parents[2] / "conf" / "dataset"
 FROM_FILES = [
     "mnist",
+    "mnist_parity",
+    "mnist_permuted",
     "fashion_mnist",
     "cifar10",
     "cifar10_features",
@@ -309,7 +311,7 @@ def test_every_dataset_config_instantiates_or_says_what_is_missing(
 ) -> None:
     config = OmegaConf.load(path)
     assert config._target_ == f"simulations.data.{path.stem}"
-    if path.stem in ("digits", "graphical"):
+    if path.stem.startswith(("digits", "graphical")):
         assert instantiate(config, data_dir=None, seed=0).name == path.stem
     elif path.stem == "own":
         with pytest.raises(Exception, match=r"dataset\.input_shape must be"):
@@ -328,6 +330,8 @@ def test_every_dataset_config_instantiates_or_says_what_is_missing(
     ("name", "sizes", "shape"),
     [
         ("mnist", (55000, 5000, 10000), (1, 28, 28)),
+        ("mnist_parity", (55000, 5000, 10000), (50,)),
+        ("mnist_permuted", (119600, 400, 20000), (1, 28, 28)),
         ("fashion_mnist", (55000, 5000, 10000), (1, 28, 28)),
         ("cifar10", (45000, 5000, 10000), (3, 32, 32)),
         ("cifar10_features", (45000, 5000, 10000), (320,)),
