@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simulations.data.sampling import stratified_sample
+from simulations.data.sampling import balanced_sample, stratified_sample
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,3 +212,31 @@ def _checked_groups(groups: NDArray[Any], count: int, whose: str) -> NDArray[np.
             f"got shape {found.shape} of {found.dtype}"
         )
     return found.astype(np.int64, copy=False).view()
+
+
+def balance(dataset: Dataset, per_class: int, seed: int) -> Dataset:
+    """Return a data set whose training part has the same number of every class.
+
+    The public sample keeps its size and is balanced, too; the test part stays as it is, so that
+    balanced accuracy is to be reported. Examples of rare classes repeat, and a node may then have
+    the same one for training and for validation.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        Any.
+    per_class : int
+        Training examples of each class.
+    seed : int
+        Decides which examples.
+    """
+    rng = np.random.default_rng([seed, per_class])
+    public = dataset.public
+    if len(public):
+        each = -(-len(public) // dataset.classes)
+        chosen = balanced_sample(public.labels, each, rng)
+        # In random order and to the size that was asked for, since a prefix may be used.
+        public = public.take(rng.permutation(chosen)[: len(public)])
+    rows = balanced_sample(dataset.train.labels, per_class, rng)
+    groups = None if dataset.groups is None else dataset.groups[rows]
+    return replace(dataset, train=dataset.train.take(rows), public=public, groups=groups)

@@ -83,6 +83,38 @@ def stratified_sample(
     return np.sort(np.concatenate(drawn)).astype(np.int64)
 
 
+def balanced_sample(
+    labels: NDArray[np.int64], per_class: int, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Draw positions so that every class that occurs has the same number.
+
+    A class with enough examples is drawn from without repetition; of a smaller one every example
+    is taken as often as any other, give or take one.
+
+    Parameters
+    ----------
+    labels : np.ndarray
+        The class of every example.
+    per_class : int
+        How many of each class, at least 1.
+    rng : np.random.Generator
+        The source of chance.
+
+    Returns
+    -------
+    np.ndarray
+        Sorted positions, with repetitions.
+    """
+    if not isinstance(per_class, int) or per_class < 1:
+        raise ValueError(f"dataset.balance must be at least 1, or null, got {per_class!r}")
+    drawn = []
+    for name in np.unique(labels):
+        positions = np.flatnonzero(labels == name)
+        whole, rest = divmod(per_class, len(positions))
+        drawn += [np.tile(positions, whole), rng.permutation(positions)[:rest]]
+    return np.sort(np.concatenate(drawn)).astype(np.int64)
+
+
 def split_validation(
     labels: NDArray[np.int64], fraction: float, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from gems_flwr.runtime.seeding import generator
 from simulations.data.examples import Dataset, Examples, assemble
+from simulations.data.examples import balance as balance_classes
 from simulations.data.files import data_file, data_folder, read_arrays
 from simulations.data.images import HAM10000_CLASSES, by_split_column
 from simulations.data.sampling import split_validation
@@ -68,7 +69,11 @@ def cifar10_features(
 
 
 def ham10000_features(
-    *, data_dir: str | Path | None = None, seed: int, public: int = 1000
+    *,
+    data_dir: str | Path | None = None,
+    seed: int,
+    public: int = 1000,
+    balance: int | None = None,
 ) -> Dataset:
     """Load HAM10000 as 320 features per image of an EfficientNet-Lite0 trained on ImageNet.
 
@@ -83,15 +88,19 @@ def ham10000_features(
         Decides the public sample; at least 0.
     public : int
         Size of the server's public sample, 0 … 8,006.
+    balance : int or None
+        Training examples of every class, by repetition of the rare ones; None: as they are. The
+        GEMS paper has 2,000, by random transformations of the images, which features do not allow.
 
     Raises
     ------
     MissingDataError
         If the file is not there.
     ValueError
-        If ``public`` is out of range.
+        If ``public`` or ``balance`` is out of range.
     """
-    return _ham10000_features(data_folder(data_dir, "ham10000_features"), seed, public)
+    loaded = _ham10000_features(data_folder(data_dir, "ham10000_features"), seed, public)
+    return loaded if balance is None else balance_classes(loaded, balance, seed)
 
 
 def tweets(
