@@ -9,25 +9,30 @@ same weights and seed, and only what the server makes of them differs. Inside ::
 
 `fit_once` looks training up before it does it. `simulations.training.fit` depends on its arguments
 alone, so what is looked up is what training would have given, to the last bit. The memory belongs
-to the process: nodes in processes of their own (``backend=ray``) train as ever, and so do streams,
-whose optimisers go on from round to round.
+to the process, unless it has a folder. Nodes in processes of their own (``backend=ray``) train as
+ever, and so do streams, whose optimisers go on from round to round.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import safe_open
+from safetensors.torch import save
 from torch import nn
 
+from gems_flwr.runtime.checkpoint import write_atomically
 from simulations.data import Examples
 from simulations.training import TrainOptions, fit
 
@@ -54,12 +59,15 @@ class TrainingMemory:
     ----------
     limit_bytes : int
         Most bytes of weights to keep, at least 0.
+    folder : path, optional
+        Where outcomes are kept as files, too, for processes and days to come.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, folder: Path | None = None) -> None:
         if limit_bytes < 0:
             raise ValueError(f"limit_bytes must be at least 0, got {limit_bytes}")
         self.limit_bytes = limit_bytes
+        self.folder = folder
         self.held_bytes = 0
         # How often training was looked up, and how often it was not there.
         self.recalled = 0
@@ -72,23 +80,46 @@ class TrainingMemory:
         """Return the outcome of a training that was done before, if it is still known."""
         with self._lock:
             outcome = self._outcomes.get(key)
+            if outcome is None and (outcome := self._read(key)) is not None:
+                self._hold(key, outcome)
             if outcome is None:
                 self.trained += 1
             else:
                 self.recalled += 1
-                self._outcomes.move_to_end(key)
+                if key in self._outcomes:
+                    self._outcomes.move_to_end(key)
             return outcome
 
     def keep(self, key: bytes, outcome: _Outcome) -> None:
         """Keep an outcome, and forget others where there is no room."""
         with self._lock:
-            if key in self._outcomes or outcome.size_bytes > self.limit_bytes:
-                return
-            self._outcomes[key] = outcome
-            self.held_bytes += outcome.size_bytes
-            while self.held_bytes > self.limit_bytes:
-                _, oldest = self._outcomes.popitem(last=False)
-                self.held_bytes -= oldest.size_bytes
+            self._hold(key, outcome)
+            self._write(key, outcome)
+
+    def _hold(self, key: bytes, outcome: _Outcome) -> None:
+        if key in self._outcomes or outcome.size_bytes > self.limit_bytes:
+            return
+        self._outcomes[key] = outcome
+        self.held_bytes += outcome.size_bytes
+        while self.held_bytes > self.limit_bytes:
+            _, oldest = self._outcomes.popitem(last=False)
+            self.held_bytes -= oldest.size_bytes
+
+    def _path(self, folder: Path, key: bytes) -> Path:
+        return folder / f"{key.hex()}.safetensors"
+
+    def _read(self, key: bytes) -> _Outcome | None:
+        if self.folder is None or not (path := self._path(self.folder, key)).is_file():
+            return None
+        with safe_open(path, framework="pt") as file:
+            metrics = json.loads(file.metadata()["metrics"])
+            return _Outcome({name: file.get_tensor(name) for name in file.keys()}, metrics)  # noqa: SIM118
+
+    def _write(self, key: bytes, outcome: _Outcome) -> None:
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            metadata = {"metrics": json.dumps(outcome.metrics)}
+            write_atomically(self._path(self.folder, key), save(outcome.state, metadata))
 
 
 _memory: TrainingMemory | None = None
@@ -97,7 +128,9 @@ _digests: weakref.WeakKeyDictionary[Examples, bytes] = weakref.WeakKeyDictionary
 
 
 @contextmanager
-def remember_training(limit_bytes: int = 512 * 2**20) -> Iterator[TrainingMemory]:
+def remember_training(
+    limit_bytes: int = 512 * 2**20, folder: Path | None = None
+) -> Iterator[TrainingMemory]:
     """Train the same from the same only once while the context lasts.
 
     Inside another such context the outer memory goes on.
@@ -106,12 +139,14 @@ def remember_training(limit_bytes: int = 512 * 2**20) -> Iterator[TrainingMemory
     ----------
     limit_bytes : int
         Most bytes of weights to keep, at least 0.
+    folder : path, optional
+        Where outcomes are kept as files, too.
     """
     global _memory
     if _memory is not None:
         yield _memory
         return
-    _memory = TrainingMemory(limit_bytes)
+    _memory = TrainingMemory(limit_bytes, folder)
     try:
         yield _memory
     finally:

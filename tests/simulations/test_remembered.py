@@ -228,6 +228,19 @@ def test_the_least_recently_used_is_forgotten_first(fits):
         TrainingMemory(-1)
 
 
+def test_a_folder_outlives_the_process(tmp_path, fits):
+    """The second memory finds what the first one kept, bit for bit, and trains nothing."""
+    methods = ["strategy=local"], ["strategy=one_shot_average"]
+    with remember_training(folder=tmp_path / "trained"):
+        first = finish(tmp_path / "a", "nodes=2", *methods[0])
+    assert len(fits) == 2
+    with remember_training(folder=tmp_path / "trained") as memory:
+        again = finish(tmp_path / "b", "nodes=2", *methods[0])
+        finish(tmp_path / "c", "nodes=2", *methods[1])
+    assert again == first
+    assert (len(fits), memory.trained, memory.recalled) == (2, 0, 4)
+
+
 def test_examples_are_read_once(monkeypatch):
     read = []
     real = remembered._add
