@@ -62,7 +62,7 @@ class Groups:
         if groups is None:
             raise ValueError(
                 "the data set has no groups: use mnist_permuted, digits_permuted, mnist_parity, "
-                "digits_parity, or tweets with dataset.group_share=0.5, or another partition"
+                "digits_parity or tweets_by_terms, or another partition"
             )
         own = np.asarray(groups, dtype=np.int64)
         if own.shape != labels.shape:

@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 
 from simulations import data
 from simulations.data import Dataset, Examples, MissingDataError, split_validation
+from simulations.data.examples import balance
 from simulations.data.files import read_idx
 from simulations.data.sampling import apportion
 
@@ -31,6 +32,7 @@ FROM_FILES = [
     "ham10000",
     "ham10000_features",
     "tweets",
+    "tweets_by_terms",
 ]
 
 
@@ -351,3 +353,22 @@ def test_real_data_have_the_published_sizes(
     check(dataset)
     assert (len(dataset.train), len(dataset.public), len(dataset.test)) == sizes
     assert dataset.input_shape == shape
+
+
+def test_balanced_classes_are_equally_many_and_rare_examples_count_alike() -> None:
+    """Class 1 has 3 of 103 examples: each comes 16 or 17 times; class 0 has no repetition."""
+    labels = np.array([0] * 100 + [1] * 3)
+    features = np.arange(103, dtype=np.float32)[:, None]
+    whole = Examples(features, labels)
+    dataset = Dataset("d", 2, (1,), 1.0, train=whole, public=whole.take([0, 1, 2, 100]), test=whole)
+    even = balance(dataset, 50, seed=3)
+    assert even.train.class_counts(2).tolist() == [50, 50]
+    frequent, rare = even.train.take(np.arange(50)), even.train.take(np.arange(50, 100))
+    assert len(np.unique(frequent.features)) == 50
+    assert sorted(np.unique(rare.features, return_counts=True)[1].tolist()) == [16, 17, 17]
+    assert even.public.class_counts(2).tolist() == [2, 2]
+    assert even.test is whole
+    again = balance(dataset, 50, seed=3)
+    np.testing.assert_array_equal(again.train.features, even.train.features)
+    with pytest.raises(ValueError, match=r"dataset\.balance must be at least 1"):
+        balance(dataset, 0, seed=3)

@@ -355,8 +355,8 @@ def test_a_share_that_no_term_is_rare_enough_for_is_refused(tweet_folder: Path) 
         ("shallow", "mnist_parity", None),
         ("mnist", "mnist_permuted", [50]),
         ("mnist_deep", "mnist_permuted", [50, 50]),
-        ("tweets", "tweets", [50]),
-        ("tweets_deep", "tweets", [50, 50]),
+        ("tweets", "tweets_by_terms", [50]),
+        ("tweets_deep", "tweets_by_terms", [50, 50]),
     ],
 )
 @pytest.mark.parametrize("strategy", ["gems", "gems_layerwise", "local", "one_shot_average"])
@@ -369,4 +369,4 @@ def test_the_2018_papers_experiments_compose_with_every_one_shot_strategy(
     assert config.model.get("hidden") == hidden
     assert (config.nodes, config.own_initial_weights) == (2, True)
     assert (config.train["epochs"], config.train["patience"]) == (40, 3)
-    assert config.dataset.get("group_share") == (0.5 if dataset == "tweets" else None)
+    assert config.dataset.get("group_share") == (0.5 if dataset == "tweets_by_terms" else None)
