@@ -35,6 +35,7 @@ _KNOWN = (
     "nosync",
     "serial",
     "multi_model",
+    "merge",
 )
 
 # Narrow enough that the text is still readable when a phone shows the image at its own width.

@@ -53,6 +53,7 @@ def test_every_experiment_composes_with_every_protocol_of_local_learners(experim
 def test_the_promised_names_are_there():
     assert {"dynamic", "periodic", "nosync", "serial"} <= set(options("strategy"))
     assert {"fedavg", "one_shot_average", "ensemble", "local", "global"} <= set(options("strategy"))
+    assert {"gems", "gems_layerwise", "merge"} <= set(options("strategy"))
     assert options("partition") == ["dirichlet", "iid", "labels", "quantity", "shards", "skew"]
     assert options("backend") == ["inprocess", "lockstep", "ray", "ray_gpu"]
     assert options("model") == ["cnn", "lenet", "logistic", "mlp"]
