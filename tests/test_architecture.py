@@ -78,6 +78,7 @@ def test_no_room_imports_from_a_storey_above(path):
 def test_record_keys_are_spelled_out_in_the_wire_module_alone():
     keys = {"server-round", "num-examples", "run-seed", "space-request", "class-sums", "verify"}
     keys |= {"neuron-request", "frozen-layers", "multi-model", "local-loss", "update-norm"}
+    keys |= {"statistics-request"}
     for path in modules(LIBRARY):
         if path.parent.name == "wire":
             continue

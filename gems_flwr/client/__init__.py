@@ -5,6 +5,7 @@ from gems_flwr.client.dynamic_averaging import dynamic_averaging_mod
 from gems_flwr.client.good_enough import good_enough_mod
 from gems_flwr.client.guard import fault_reply_mod
 from gems_flwr.client.multi_model import multi_model_mod
+from gems_flwr.client.statistics import statistics_mod
 from gems_flwr.client.task import Report, Task, TaskSet
 
 __all__ = [
@@ -15,5 +16,6 @@ __all__ = [
     "fault_reply_mod",
     "good_enough_mod",
     "multi_model_mod",
+    "statistics_mod",
     "task_client_app",
 ]

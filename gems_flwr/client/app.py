@@ -18,6 +18,7 @@ from gems_flwr.client.good_enough import good_enough_mod
 from gems_flwr.client.gradients import corrected_gradients
 from gems_flwr.client.guard import fault_reply_mod, node_name
 from gems_flwr.client.multi_model import multi_model_mod
+from gems_flwr.client.statistics import statistics_mod
 from gems_flwr.client.task import Task, TaskSet
 from gems_flwr.networks import freeze_layers, resize_model
 from gems_flwr.runtime.seeding import derive_seed
@@ -48,8 +49,8 @@ def task_client_app(
     ClientApp
         Handles ``train``, with or without a request for a good-enough space, for the balls of a
         layer's neurons (at the widths and with the frozen layers that the server wants), for
-        dynamic averaging or for several models, ``evaluate`` and ``query.introduce``; every fault
-        in the task becomes an error reply.
+        dynamic averaging, for statistics to merge by or for several models, ``evaluate`` and
+        ``query.introduce``; every fault in the task becomes an error reply.
     """
     app = ClientApp()
     guarded: list[Mod] = [fault_reply_mod]
@@ -65,13 +66,23 @@ def task_client_app(
         )
         return mod(message, context, call_next)
 
+    def measuring_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        # Inert unless the server asks for statistics.
+        if wire.requested_statistics(message.content) is None:
+            return call_next(message, context)
+        task = _pick(make_task(context), message)
+        mod = statistics_mod(lambda _: task.training_data(), model=task.build_model)
+        return mod(message, context, call_next)
+
     several_mod = multi_model_mod(
         holdings=lambda context: _several(make_task(context)).examples,
         capacity=lambda context: _several(make_task(context)).capacity,
         loss=lambda context, name, arrays: _loss(_several(make_task(context)).task(name), arrays),
     )
 
-    @app.train(mods=[fault_reply_mod, several_mod, dynamic_averaging_mod(), spaces_mod])
+    @app.train(
+        mods=[fault_reply_mod, several_mod, dynamic_averaging_mod(), spaces_mod, measuring_mod]
+    )
     def train(message: Message, context: Context) -> Message:
         made = make_task(context)
         task = _pick(made, message)

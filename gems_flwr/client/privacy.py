@@ -7,8 +7,8 @@ the one ArrayRecord with the model that passes them. What never passes them they
   without a model, or with a space instead of one, is none that they know;
 - inside `dynamic_averaging_mod` they work: all that the node keeps and sends is made from models
   that have passed them;
-- inside `good_enough_mod` they would be bypassed: moments, radii and scores are computed from the
-  node's data and pass outside. The mod looks for them and refuses.
+- inside `good_enough_mod` or `statistics_mod` they would be bypassed: moments, radii, scores and
+  statistics are computed from the node's data and pass outside. The mods look for them and refuse.
 """
 
 from __future__ import annotations
@@ -31,8 +31,25 @@ class BypassedPrivacyError(ValueError):
     """What the server asks for would leave the node without passing a privacy mod."""
 
 
-def refuse_bypass(call_next: ClientAppCallable) -> None:
+def refuse_bypass(
+    call_next: ClientAppCallable,
+    *,
+    inside: str = "good_enough_mod",
+    what: str = "a space",
+    instead: str = "for private moments set dp_epsilon in the Gems strategy instead,",
+) -> None:
     """Raise if a privacy mod sits between this mod and the handler.
+
+    Parameters
+    ----------
+    call_next : callable
+        What the mod would call.
+    inside : str
+        The mod's own name.
+    what : str
+        What would leave the node.
+    instead : str
+        What to do about it.
 
     Raises
     ------
@@ -42,9 +59,8 @@ def refuse_bypass(call_next: ClientAppCallable) -> None:
     for name in inner_mods(call_next):
         if name in _PRIVACY_MODS:
             raise BypassedPrivacyError(
-                f"{name} is inside good_enough_mod, where a space would bypass it; for private "
-                "moments set dp_epsilon in the Gems strategy instead, or average models (FedAvg, "
-                f"dynamic averaging) under {name}"
+                f"{name} is inside {inside}, where {what} would bypass it; {instead} or average "
+                f"models (FedAvg, dynamic averaging) under {name}"
             )
 
 

@@ -21,6 +21,7 @@ from gems_flwr.strategies.members import (
     split_members,
     split_models,
 )
+from gems_flwr.strategies.merged_models import MergedModels
 from gems_flwr.strategies.multi_model import MultiModel
 from gems_flwr.strategies.nosync import NoSync
 from gems_flwr.strategies.one_shot_average import OneShotAverage
@@ -40,6 +41,7 @@ __all__ = [
     "LayerwiseGems",
     "LocalLearners",
     "LocalModels",
+    "MergedModels",
     "MultiModel",
     "NoSync",
     "OneShotAverage",

@@ -13,7 +13,8 @@ evaluate
 reply to train  with a space, or the balls of a layer's neurons, instead of a
                 model where ``config`` asked for it; without a model where the
                 local model may stay where it is; with parts for several models
-                (`multi_model`)
+                (`multi_model`); with ``statistics`` beside the model where it
+                is to be merged by them
 any reply       optionally ``node`` (ConfigRecord with ``name``), by which
                 replies are ordered and failures are named
 ==============  =================================================================
@@ -125,6 +126,13 @@ from gems_flwr.wire.spaces import (
     unpack_space_reply,
     wants_score,
 )
+from gems_flwr.wire.statistics import (
+    MergeReply,
+    ask_for_statistics,
+    put_statistics,
+    requested_statistics,
+    unpack_merge_reply,
+)
 
 __all__ = [
     "ARRAYS",
@@ -153,6 +161,7 @@ __all__ = [
     "AveragingRequest",
     "ExamplesReply",
     "Holdings",
+    "MergeReply",
     "MetricsReply",
     "ModelPart",
     "ModelReply",
@@ -165,6 +174,7 @@ __all__ = [
     "ask_for_neurons",
     "ask_for_score",
     "ask_for_space",
+    "ask_for_statistics",
     "freeze_below",
     "frozen_layers",
     "gradient_correction",
@@ -188,10 +198,12 @@ __all__ = [
     "payload_bytes",
     "put_gradient",
     "put_local_model",
+    "put_statistics",
     "requested_averaging",
     "requested_models",
     "requested_neurons",
     "requested_space",
+    "requested_statistics",
     "sent_controls",
     "sent_weights",
     "single_instruction",
@@ -202,6 +214,7 @@ __all__ = [
     "unpack_averaging_reply",
     "unpack_examples_reply",
     "unpack_holdings",
+    "unpack_merge_reply",
     "unpack_metrics_reply",
     "unpack_model_reply",
     "unpack_models_reply",

@@ -30,6 +30,8 @@ NEURONS = "neurons"
 NEURON_REQUEST = "neuron-request"
 LAYER = "layer"
 FROZEN_LAYERS = "frozen-layers"
+STATISTICS = "statistics"
+STATISTICS_REQUEST = "statistics-request"
 
 AVERAGING = "averaging"
 REFERENCE = "reference"

@@ -36,6 +36,7 @@ _KNOWN = (
     "serial",
     "multi_model",
     "public_only",
+    "merge",
 )
 
 # Narrow enough that the text is still readable when a phone shows the image at its own width.

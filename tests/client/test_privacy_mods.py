@@ -11,11 +11,11 @@ from flwr.server.workflow import SecAggPlusWorkflow
 
 from conftest import initial_arrays, toy_app
 from gems_flwr import wire
-from gems_flwr.client import dynamic_averaging_mod, good_enough_mod
+from gems_flwr.client import dynamic_averaging_mod, good_enough_mod, statistics_mod
 from gems_flwr.client.privacy import inner_mods
 from gems_flwr.errors import RoundFailedError
 from gems_flwr.runtime import InProcessGrid
-from gems_flwr.strategies import DynamicAveraging, FedAvg, Gems, PeriodicAveraging
+from gems_flwr.strategies import DynamicAveraging, FedAvg, Gems, MergedModels, PeriodicAveraging
 
 CLIP = 0.5
 SHAPE = (2, 3)
@@ -101,6 +101,7 @@ def test_what_dynamic_averaging_reports_is_made_from_noised_models_too():
         (DynamicAveraging(delta=1e9), dynamic_averaging_mod()),
         (Gems(min_count=2), good_enough_mod(data)),
         (Gems(sums=True, min_count=2), good_enough_mod(data)),
+        (MergedModels(), statistics_mod(data)),
     ],
 )
 def test_around_our_mods_local_dp_refuses_and_the_log_says_so(strategy, mod, caplog):

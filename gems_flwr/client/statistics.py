@@ -1,0 +1,71 @@
+"""The mod that lets any Flower client take part in merging by statistics.
+
+It sits around the user's own train handler::
+
+    app = ClientApp(mods=[statistics_mod(training_data, model=Net)])
+
+and does nothing unless the server's `MergedModels` strategy asks for statistics. Then it lets the
+handler train, measures the trained model on the node's data, and adds the statistics to the reply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from flwr.app import Context, Message
+from flwr.clientapp.typing import ClientAppCallable, Mod
+from torch import nn
+
+from gems_flwr import wire
+from gems_flwr.client.guard import fault_reply_mod, node_name
+from gems_flwr.client.privacy import refuse_bypass
+from gems_flwr.merging import measure_statistics
+from gems_flwr.networks import Data
+from gems_flwr.runtime.seeding import derive_seed
+
+
+def statistics_mod(
+    train: Callable[[Context], Data], *, model: Callable[[], nn.Module] | None = None
+) -> Mod:
+    """Return a mod that adds statistics to the reply where the server asks for them.
+
+    Parameters
+    ----------
+    train : callable
+        Gets the node's context, returns its training data: a pair of arrays, or batches.
+    model : callable, optional
+        Returns the torch module. Only a model that is a single linear layer can do without.
+    """
+
+    def measured(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        request = wire.requested_statistics(message.content)
+        if request is None:
+            return call_next(message, context)
+        refuse_bypass(
+            call_next,
+            inside="statistics_mod",
+            what="statistics of the node's data",
+            instead="merge by matching, which needs none,",
+        )
+        config, name = wire.instruction_config(message.content), node_name(context)
+        reply = call_next(message, context)
+        if reply.has_error():
+            return reply
+        records = list(reply.content.array_records.values())
+        if len(records) != 1:
+            raise ValueError(f"expected one ArrayRecord with the model, got {len(records)}")
+        statistics = measure_statistics(
+            request,
+            wire.to_numpy(records[0]),
+            train(context),
+            model=model() if model else None,
+            seed=derive_seed(cast(int, config.get(wire.RUN_SEED, 0)), "statistics", name),
+        )
+        wire.put_statistics(reply.content, statistics, name=name)
+        return reply
+
+    def guarded(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        return fault_reply_mod(message, context, lambda m, c: measured(m, c, call_next))
+
+    return guarded

@@ -1,0 +1,118 @@
+"""One round of merging trained models by something better than their average.
+
+The peers of one-round GEMS, under its conditions: one message to every node and one back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from gems_flwr import wire
+from gems_flwr.averaging import Arrays
+from gems_flwr.construct.fisher import Labels
+from gems_flwr.merging import Method, StatisticsRequest, check_linear, merge_models
+from gems_flwr.networks import weight_layers
+from gems_flwr.strategies.events import log_event
+from gems_flwr.strategies.exchange import Answer
+from gems_flwr.strategies.loop import RoundLoop
+from gems_flwr.strategies.records import RoundOutcome, ServerState
+
+
+@dataclass(kw_only=True, eq=False)
+class MergedModels(RoundLoop):
+    """Let every node train to the end, then merge the models once.
+
+    All methods but matching need statistics from the nodes, which `statistics_mod` adds to the
+    replies of any client.
+
+    Parameters
+    ----------
+    method : {"regmean", "fisher", "kfac", "matching"}
+        See `gems_flwr.merging`. All take chains of linear layers; matching takes convolutions,
+        too, and needs nothing but the models.
+    shrink : float, default 0.9
+        Of regmean: factor of the off-diagonal entries of Gram matrices, in [0, 1].
+    damping : float, optional
+        The ridge of regmean, the floor of fisher, the damping of kfac, above 0; by default 1e-6,
+        1e-6 and 1e-3.
+    labels : {"exact", "sampled"}
+        Of fisher and kfac: gradients in expectation over predicted labels, or for drawn ones.
+    weighted : bool, default True
+        Whether a node counts by its number of examples, or all count the same.
+    **loop
+        See `RoundLoop`.
+    """
+
+    method: Method = "regmean"
+    shrink: float = 0.9
+    damping: float | None = None
+    labels: Labels = "exact"
+    weighted: bool = True
+
+    rounds_needed: ClassVar[int | None] = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._request = StatisticsRequest(self.method, self.labels)
+        if not 0 <= self.shrink <= 1:
+            raise ValueError(f"shrink must be in [0, 1], got {self.shrink}")
+        if self.damping is not None and not self.damping > 0:
+            raise ValueError(f"damping must be above 0 or none, got {self.damping}")
+        self._told: Mapping[str, Any] = {}
+
+    def prepare(self, initial: Arrays, num_rounds: int) -> None:
+        """Refuse a model that the method cannot merge before anybody trains it."""
+        if self._request.kinds:
+            check_linear(initial)
+        else:
+            weight_layers(initial)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return one train message for each node, with the request for statistics, if any."""
+        messages = list(super().configure_train(server_round, arrays, config, grid))
+        if self._request.kinds:
+            for message in messages:
+                wire.ask_for_statistics(message.content, self._request)
+        return messages
+
+    def aggregate(self, answers: Sequence[Answer[wire.ModelReply]]) -> Arrays:
+        """Return the merged model."""
+        replies = [answer.value for answer in answers]
+        merged = merge_models(
+            self.method,
+            [reply.arrays for reply in replies],
+            [r.statistics if isinstance(r, wire.MergeReply) else {} for r in replies],
+            [reply.num_examples if self.weighted else 1.0 for reply in replies],
+            shrink=self.shrink,
+            damping=self.damping,
+        )
+        self._told = dict(merged.details)
+        if "reference" in merged.details:
+            self._told = {**merged.details, "reference": answers[merged.details["reference"]].node}
+        log_event("merged", method=self.method, **self._told)
+        return merged.arrays
+
+    def play_round(
+        self,
+        server_round: int,
+        state: ServerState,
+        grid: Grid,
+        train_config: ConfigRecord,
+        evaluate_config: ConfigRecord,
+    ) -> RoundOutcome:
+        """Play the round, and tell how the models were merged."""
+        outcome = super().play_round(server_round, state, grid, train_config, evaluate_config)
+        return dataclasses.replace(outcome, details={"method": self.method, **self._told})
+
+    def _unpack_model(self, content: RecordDict) -> wire.ModelReply:
+        if not self._request.kinds or self._template is None:
+            return super()._unpack_model(content)
+        return wire.unpack_merge_reply(content, self._request, self._template)
