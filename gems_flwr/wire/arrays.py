@@ -54,7 +54,7 @@ def checked_array(
         raise BadReplyError(f"array '{key}' has dtype {value.dtype}, expected numbers")
     if value.dtype.kind == "f" and not np.isfinite(value).all():
         raise BadReplyError(f"array '{key}' holds NaN or infinity")
-    if value.dtype.kind == "f" and value.size and np.abs(value).max() > _MAX_VALUE:
+    if value.dtype.kind == "f" and value.size and float(np.abs(value).max()) > _MAX_VALUE:
         raise BadReplyError(f"array '{key}' holds values above {_MAX_VALUE:g}")
     return value
 

@@ -1,0 +1,1 @@
+"""The papers' tables and figures, run again and set beside the published numbers."""

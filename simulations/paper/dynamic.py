@@ -1,0 +1,277 @@
+"""Kamp et al. 2018: Figures 5.1 to 5.4, 6.1, 6.2 and A.1 to A.8 without deep driving."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from simulations.paper import plots
+from simulations.paper.findings import Finding, Findings
+from simulations.paper.spec import Cell, Reproduction, Scope, options
+from simulations.studies.frontiers import equal_loss_bytes
+
+PAPER = "Dynamic averaging 2018"
+LOSS, BYTES, MODELS = "loss per learner", "MB in all", "models per learner"
+READS = (LOSS, BYTES, MODELS)
+AT_EQUAL_LOSS = "bytes beside periodic at equal loss"
+# What a last synchronisation costs is not the protocol's.
+OPEN_END = "strategy.final_sync=false"
+TOTAL = {"condition": "total", "augmentation": "all"}
+NOISES = (0.0, 1.0, 3.0, 5.0, 10.0, 20.0)
+PERIODS = (1, 2, 5, 10, 25, 50)
+
+
+def periodic(b: int, **more: object) -> tuple[str, ...]:
+    """Return the overrides of periodic averaging."""
+    return ("strategy=periodic", f"strategy.b={b}", OPEN_END, *options(more))
+
+
+def dynamic(delta: float, **more: object) -> tuple[str, ...]:
+    """Return the overrides of dynamic averaging."""
+    return ("strategy=dynamic", f"strategy.delta={delta}", OPEN_END, *options(more))
+
+
+def _cell(setting: str, method: str, overrides: tuple[str, ...], *more: str) -> Cell:
+    return Cell(
+        setting, method, (*overrides, *more), READS, group=f"{setting} {method}", timeline=True
+    )
+
+
+def _protocols(scope: Scope) -> list[Cell]:
+    setting, more = "100 learners", _data(scope)
+    cells = [_cell(setting, f"b = {b}", periodic(b), *more) for b in (1, 2, 4, 16, 32)]
+    cells += [_cell(setting, f"Δ = {d:g}", dynamic(d), *more) for d in (0.3, 0.7, 1.0)]
+    cells += [_cell(setting, f"total, Δ = {d:g}", dynamic(d, **TOTAL), *more) for d in (0.3, 0.7)]
+    return [*cells, *_alone(setting, *more)]
+
+
+def _alone(setting: str, *more: str) -> list[Cell]:
+    """Return the two references without messages."""
+    quiet = ("strategy=nosync", "strategy.report_every=50", OPEN_END)
+    return [
+        _cell(setting, "nosync", quiet, *more),
+        _cell(setting, "serial", ("strategy=serial",), *more),
+    ]
+
+
+def _data(scope: Scope) -> tuple[str, ...]:
+    return ("dataset=digits",) if scope.stand_in else ()
+
+
+def _fedavg(scope: Scope) -> list[Cell]:
+    setting, more = "30 learners", _data(scope)
+    cells = [_cell(setting, "b = 5", periodic(5), *more)]
+    cells += [
+        _cell(setting, f"FedAvg, C = {c:g}", periodic(5, fraction=c), *more)
+        for c in (0.3, 0.5, 0.7)
+    ]
+    cells += [
+        _cell(setting, f"Δ = {d:g}", dynamic(d, check_every=5), *more)
+        for d in (0.1, 0.2, 0.4, 0.6, 0.8)
+    ]
+    return [*cells, *[_cell(setting, f"b = {b}", periodic(b), *more) for b in (10, 20, 40)]]
+
+
+def _drift(scope: Scope) -> list[Cell]:
+    setting = "100 learners"
+    cells = [_cell(setting, f"b = {b}", periodic(b)) for b in (1, 2, 4, 16, 64)]
+    cells += [_cell(setting, f"Δ = {d:g}", dynamic(d)) for d in (0.1, 0.3, 0.7, 1.0)]
+    cells += [_cell(setting, f"total, Δ = {d:g}", dynamic(d, **TOTAL)) for d in (0.03, 0.3)]
+    return [*cells, *_alone(setting)]
+
+
+def _scale(scope: Scope) -> list[Cell]:
+    return [
+        _cell(f"{nodes} learners", method, overrides, f"nodes={nodes}", *_data(scope))
+        for nodes in (10, 100, 200)
+        for method, overrides in {
+            "b = 1": periodic(1),
+            "b = 2": periodic(2),
+            "b = 8": periodic(8),
+            "b = 32": periodic(32),
+            "Δ = 0.3": dynamic(0.3),
+            "Δ = 0.7": dynamic(0.7),
+        }.items()
+    ]
+
+
+def _optimisers(scope: Scope) -> list[Cell]:
+    return [
+        _cell(
+            name,
+            method,
+            overrides,
+            f"train.optimizer={name.lower()}",
+            f"train.lr={rate}",
+            *_data(scope),
+        )
+        for name, rate in (("SGD", 0.1), ("Adam", 0.001), ("RMSprop", 0.001))
+        for method, overrides in {
+            "b = 1": periodic(1),
+            "b = 10": periodic(10),
+            "b = 40": periodic(40),
+            "Δ = 0.3": dynamic(0.3),
+            "Δ = 0.7": dynamic(0.7),
+        }.items()
+    ]
+
+
+def _initialisation(scope: Scope) -> list[Cell]:
+    protocols: dict[str, Callable[[int], tuple[str, ...]]] = {
+        "periodic": lambda b: ("strategy=periodic", f"strategy.b={b}"),
+        "dynamic, Δ = 0.7": lambda b: ("strategy=dynamic", f"strategy.check_every={b}"),
+    }
+    return [
+        Cell(
+            f"ε = {noise:g}, b = {b}",
+            method,
+            (*overrides(b), f"stream.initial_noise={noise}", *_data(scope)),
+            x=float(b),
+            group=f"{method} {noise}",
+        )
+        for method, overrides in protocols.items()
+        for noise in scope.pick(NOISES, (0.0, 3.0, 20.0))
+        for b in scope.pick(PERIODS, (1, 10, 50))
+    ]
+
+
+def _compare_with_periodic(found: Findings) -> None:
+    """Add the bytes beside those that periodic averaging needs for the same loss."""
+    for setting in found.settings():
+        own = [f for f in found.of(LOSS) if f.setting == setting]
+        for seed in range(len(found.seeds)):
+            points = [
+                (f.values[seed], _bytes(found, f, seed))
+                for f in own
+                if f.method.startswith("b = ") and len(f.values) > seed
+            ]
+            for each in own:
+                if "Δ" not in each.method and "C =" not in each.method:
+                    continue
+                if len(each.values) <= seed:
+                    continue
+                same = equal_loss_bytes(points, each.values[seed])
+                if same is not None:
+                    share = _bytes(found, each, seed) / same
+                    known = found.get(setting, each.method, AT_EQUAL_LOSS)
+                    if known is None:
+                        found.add(Finding(setting, each.method, AT_EQUAL_LOSS, [share]))
+                    else:
+                        known.values.append(share)
+
+
+def _bytes(found: Findings, finding: Finding, seed: int) -> float:
+    sent = found.get(finding.setting, finding.method, BYTES)
+    assert sent is not None
+    return sent.values[seed]
+
+
+def _compare_with_fedavg(found: Findings) -> None:
+    """Add loss and bytes of the paper's favourite beside FedAvg with C = 0.3."""
+    _compare_with_periodic(found)
+    setting, ours, theirs = "30 learners", "Δ = 0.8", "FedAvg, C = 0.3"
+    for quantity, title in ((BYTES, "bytes beside FedAvg"), (LOSS, "loss beside FedAvg")):
+        for d in ("Δ = 0.6", ours):
+            a, b = found.get(setting, d, quantity), found.get(setting, theirs, quantity)
+            if a and b:
+                ratios = [x / y for x, y in zip(a.values, b.values, strict=True)]
+                found.add(Finding(setting, d, title, ratios))
+
+
+def _compare_under_drift(found: Findings) -> None:
+    """Add the best ratio of the paper's condition, which its "up to" is about."""
+    _compare_with_periodic(found)
+    for title, wanted in (("dynamic", "Δ"), ("dynamic, total", "total")):
+        shares = [f.mean for f in found.of(AT_EQUAL_LOSS) if f.method.startswith(wanted)]
+        if shares:
+            found.add(
+                Finding(
+                    "100 learners",
+                    title,
+                    "least bytes beside periodic at equal loss",
+                    [min(shares)],
+                )
+            )
+
+
+_SMALL_NET = "A net of 784-64-10 instead of the CNN of 1.2 million weights, and η = 0.1."
+
+REPRODUCTIONS = (
+    Reproduction(
+        name="dynamic_protocols",
+        paper=PAPER,
+        where="Figures 5.1 and A.1",
+        about="Loss against communication on stationary data, 100 learners.",
+        cells=_protocols,
+        draw=plots.frontier_and_timeline,
+        seeds=1,
+        minutes=25,
+        quick=("rounds=100", "evaluate_every=100"),
+        derive=_compare_with_periodic,
+        scaled=_SMALL_NET,
+    ),
+    Reproduction(
+        name="dynamic_fedavg",
+        paper=PAPER,
+        where="Figures 5.2, 5.3, A.2 and A.3",
+        about="Dynamic averaging beside FedAvg, 30 learners, b = 5.",
+        cells=_fedavg,
+        draw=plots.frontier_and_timeline,
+        seeds=1,
+        minutes=10,
+        quick=("rounds=200", "evaluate_every=200"),
+        derive=_compare_with_fedavg,
+        scaled=_SMALL_NET,
+    ),
+    Reproduction(
+        name="dynamic_drift",
+        paper=PAPER,
+        where="Figures 5.4 and A.4",
+        about="Concepts that change: random graphical models, 100 learners.",
+        cells=_drift,
+        draw=plots.frontier_and_timeline,
+        seeds=1,
+        minutes=20,
+        # Still with one drift, so that something is seen.
+        quick=("rounds=200", "evaluate_every=200", "stream.drift.rounds=[101]"),
+        derive=_compare_under_drift,
+        scaled="1,200 rounds with drifts twice as often as in the paper, so that some are seen.",
+    ),
+    Reproduction(
+        name="dynamic_scale",
+        paper=PAPER,
+        where="Figures 6.1 and A.7",
+        about="10, 100 and 200 learners with the same number of examples each.",
+        cells=_scale,
+        draw=plots.frontier_panels,
+        seeds=1,
+        minutes=60,
+        quick=("rounds=60", "evaluate_every=60"),
+        derive=_compare_with_periodic,
+        scaled=_SMALL_NET,
+    ),
+    Reproduction(
+        name="dynamic_optimisers",
+        paper=PAPER,
+        where="Figure A.6",
+        about="The learning algorithm as a black box: SGD, Adam, RMSprop; 10 learners.",
+        cells=_optimisers,
+        draw=plots.frontier_panels,
+        seeds=1,
+        minutes=10,
+        quick=("rounds=200", "evaluate_every=200"),
+        derive=_compare_with_periodic,
+        scaled=_SMALL_NET,
+    ),
+    Reproduction(
+        name="dynamic_initialisation",
+        paper=PAPER,
+        where="Figures 6.2 and A.8",
+        about="Noise of scale ε on every learner's initial weights, against the period b.",
+        cells=_initialisation,
+        draw=plots.initialisation_curves,
+        seeds=1,
+        minutes=6,
+        quick=(),
+        scaled=_SMALL_NET,
+    ),
+)

@@ -1,0 +1,280 @@
+"""Run all that a reproduction asks for: resumable, in parallel, one failure not stopping the rest.
+
+Every run is an ordinary run of `simulations.run` in a folder named after its config: finished ones
+are read, interrupted ones go on, and two tables that need the same run share it. Methods of one
+setting that start from the same local training do it once (`simulations.remembered`).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from gems_flwr.errors import GemsError
+from simulations.config import compose_config
+from simulations.data import MissingDataError
+from simulations.experiment import Experiment
+from simulations.paper.findings import Finding, Findings, Timeline, merge
+from simulations.paper.measures import MEASURES, kilobytes_up
+from simulations.paper.spec import Cell, Reproduction, Scope
+from simulations.remembered import remember_training
+from simulations.report.runs import read_runs
+from simulations.run import run
+
+RUNS = "runs"
+TRAINED = "trained"
+_POINTS = 240
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to run: what the command line says beside the experiment's name."""
+
+    scope: Scope
+    output: Path
+    seeds: int | None = None
+    jobs: int = 2
+    data_dir: str | None = None
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Runs of one seed that share their training."""
+
+    reproduction: str
+    cells: tuple[Cell, ...]
+    seed: int
+    overrides: tuple[tuple[str, ...], ...]
+    runs: Path
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What a job found: one part per finding, and the reasons of runs that failed."""
+
+    parts: list[Finding]
+    failures: list[str]
+    timelines: list[Timeline]
+
+
+def reproduce(reproduction: Reproduction, options: Options, console: Console) -> Findings:
+    """Run a reproduction.
+
+    Raises
+    ------
+    MissingDataError, GemsError
+        Before anything starts, if data or a config is not there.
+    """
+    started = time.perf_counter()
+    seeds = list(range(options.seeds or (1 if options.scope.quick else reproduction.seeds)))
+    cells = reproduction.cells(options.scope)
+    jobs = list(_jobs(reproduction, cells, seeds, options))
+    # One seed is enough to see whether configs and data are right.
+    check_data([each for job in jobs if job.seed == seeds[0] for each in job.overrides])
+    outcomes = _run_all(jobs, options.jobs, f"{reproduction.name}", console)
+    found = Findings(
+        name=reproduction.name,
+        quick=options.scope.quick,
+        stand_in=options.scope.stand_in,
+        seeds=seeds,
+        findings=merge(part for outcome in outcomes for part in outcome.parts),
+        timelines=[each for outcome in outcomes for each in outcome.timelines],
+        failures=[reason for outcome in outcomes for reason in outcome.failures],
+    )
+    if reproduction.derive is not None:
+        reproduction.derive(found)
+    found.made = provenance(time.perf_counter() - started)
+    return found
+
+
+def _jobs(
+    reproduction: Reproduction, cells: Sequence[Cell], seeds: Sequence[int], options: Options
+) -> Iterator[_Job]:
+    """Yield the jobs, seed by seed, so that an interrupted run has whole seeds."""
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(cell.group or cell.setting, []).append(cell)
+    folder = [f"data_dir={options.data_dir}"] if options.data_dir else []
+    for seed in seeds:
+        for members in groups.values():
+            overrides = tuple(
+                (*reproduction.overrides(cell, options.scope, seed), *folder, "progress=false")
+                for cell in members
+            )
+            runs = options.output / RUNS
+            yield _Job(reproduction.name, tuple(members), seed, overrides, runs)
+
+
+def check_data(overrides: Sequence[Sequence[str]]) -> None:
+    """Compose every config and open every data set, so that nothing is missing later."""
+    seen: set[str] = set()
+    for each in overrides:
+        config = compose_config(list(each))
+        name = f"{config.names['dataset']} {config.data_dir}"
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            _ = Experiment(config).dataset
+        except MissingDataError as error:
+            raise MissingDataError(
+                f"{error}\nOr let the bundled digits stand in: dataset=digits."
+            ) from error
+
+
+def _run_all(jobs: Sequence[_Job], workers: int, title: str, console: Console) -> list[_Outcome]:
+    """Run jobs in processes of their own; return their outcomes in the order of the jobs."""
+    outcomes: dict[int, _Outcome] = {}
+    with _progress(console) as progress:
+        total = sum(len(job.cells) for job in jobs)
+        bar = progress.add_task(title, total=total)
+        for index, outcome in _outcomes(jobs, workers):
+            outcomes[index] = outcome
+            progress.advance(bar, len(jobs[index].cells))
+            for reason in outcome.failures:
+                progress.console.print(f"failed: {reason}", style="red", markup=False)
+    return [outcomes[index] for index in range(len(jobs))]
+
+
+def _outcomes(jobs: Sequence[_Job], workers: int) -> Iterator[tuple[int, _Outcome]]:
+    if workers <= 1 or len(jobs) == 1:
+        for index, job in enumerate(jobs):
+            yield index, _work(job)
+        return
+    # Spawned: a fork would copy torch's threads in whatever state they are in.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_one_thread) as pool:
+        futures: dict[Future[_Outcome], int] = {
+            pool.submit(_work, job): index for index, job in enumerate(jobs)
+        }
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _one_thread() -> None:
+    """Keep a worker to one core: libraries that take all would wait for each other."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[name] = "1"
+
+
+def _work(job: _Job) -> _Outcome:
+    """Run the cells of a job one after the other."""
+    parts: list[Finding] = []
+    failures: list[str] = []
+    timelines: list[Timeline] = []
+    quiet = Console(quiet=True)
+    with remember_training(folder=job.runs.parent / TRAINED):
+        for cell, overrides in zip(job.cells, job.overrides, strict=True):
+            try:
+                config = compose_config(list(overrides))
+                result = run(config, job.runs / config.run_name(), quiet)
+            except (GemsError, ValueError, RuntimeError) as error:
+                failures.append(f"{cell.setting}, {cell.method}, seed {job.seed}: {error}")
+                parts += [_part(cell, name, None, None) for name in cell.reads]
+                continue
+            parts += [
+                _part(cell, name, MEASURES[name](result), kilobytes_up(result))
+                for name in cell.reads
+            ]
+            if cell.timeline and job.seed == 0:
+                timelines.append(_timeline(cell, job.runs / config.run_name()))
+    return _Outcome(parts, failures, timelines)
+
+
+def _timeline(cell: Cell, folder: Path) -> Timeline:
+    """Read a run's rounds, thinned to what a picture can show."""
+    (whole,) = read_runs([folder]).runs
+    nodes, sent, loss = whole.setting.nodes, 0, 0.0
+    numbers, losses, megabytes = [], [], []
+    step = max(1, len(whole.history) // _POINTS)
+    for index, entry in enumerate(whole.history):
+        sent += entry.bytes_up + entry.bytes_down
+        loss = loss if entry.cumulative_loss is None else entry.cumulative_loss
+        if index % step == 0 or entry is whole.history[-1]:
+            numbers.append(entry.number)
+            losses.append(round(loss / nodes, 4))
+            megabytes.append(round(sent / 1e6, 4))
+    return Timeline(cell.setting, cell.method, numbers, losses, megabytes, list(whole.drifts))
+
+
+def _part(cell: Cell, quantity: str, value: float | None, kilobytes: float | None) -> Finding:
+    return Finding(
+        cell.setting,
+        cell.method,
+        quantity,
+        [] if value is None else [value],
+        [] if kilobytes is None else [kilobytes],
+        cell.x,
+        int(value is None),
+    )
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("runs"),
+        TimeElapsedColumn(),
+        TextColumn("left:"),
+        TimeRemainingColumn(elapsed_when_finished=False),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
+def provenance(seconds: float) -> dict[str, Any]:
+    """Return what, where and when: machine, versions, commit, time."""
+    return {
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}",
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in ("torch", "flwr", "numpy")},
+        "commit": _commit(),
+        "date": datetime.now(UTC).date().isoformat(),
+        "minutes": round(seconds / 60, 1),
+    }
+
+
+def _commit() -> str:
+    """Return the commit of the code, marked if files were changed since."""
+    here = Path(__file__).resolve().parent
+    ask: Callable[[list[str]], str] = lambda words: subprocess.run(  # noqa: E731
+        ["git", "-C", str(here), *words], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    try:
+        changed = ask(["status", "--porcelain", "--", str(here.parent.parent)])
+        return ask(["rev-parse", "--short", "HEAD"]) + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def interrupted(console: Console) -> int:
+    """Say how to go on; return the status of an interrupted command."""
+    console.print("Interrupted; the same command goes on where it was.")
+    sys.stdout.flush()
+    return 130

@@ -1,0 +1,299 @@
+"""Reproductions of the papers: the catalogue is whole, the comparison right, the page written."""
+
+import json
+import math
+
+import pytest
+from rich.console import Console
+
+from simulations.config import compose_config
+from simulations.data import MissingDataError
+from simulations.paper import __main__ as command
+from simulations.paper import dynamic, explanations, gems2019, results, show, slides
+from simulations.paper.catalogue import CATALOGUE
+from simulations.paper.findings import (
+    PUBLISHED,
+    Finding,
+    Findings,
+    Line,
+    Published,
+    compare,
+    merge,
+    published,
+)
+from simulations.paper.measures import MEASURES
+from simulations.paper.runner import Options, reproduce
+from simulations.paper.spec import Cell, Reproduction, Scope
+
+QUIET = Console(quiet=True)
+# Added from several runs rather than read off one.
+DERIVED = {
+    "gain with 100 samples",
+    "bytes beside periodic at equal loss",
+    "least bytes beside periodic at equal loss",
+    "bytes beside FedAvg",
+    "loss beside FedAvg",
+}
+
+
+def findings(name="gems2019_convex", *parts, **more):
+    made = {
+        "versions": {"torch": "1"},
+        "commit": "abc",
+        "date": "2026-01-01",
+        "machine": "2 cores",
+        "python": "3",
+        "minutes": 1.0,
+    }
+    return Findings(name, False, False, [0, 1], list(parts), made=made, **more)
+
+
+# --- the catalogue ----------------------------------------------------------------------------
+
+
+def test_every_published_number_has_a_run_that_is_set_beside_it():
+    """A misspelt row would silently compare nothing."""
+    for name, reproduction in CATALOGUE.items():
+        runs = {(c.setting, c.method, q) for c in reproduction.cells(Scope()) for q in c.reads}
+        left = {key for key in published(name) if key[2] not in DERIVED} - runs
+        if name == slides.NAME:
+            assert len(left) == len(slides.not_run())
+        else:
+            assert not left, f"{name}: {sorted(left)[:5]}"
+
+
+def test_published_numbers_belong_to_reproductions_and_say_where_they_stand():
+    names = {
+        line.rstrip(":\n") for line in PUBLISHED.read_text().splitlines() if line[:1].isalpha()
+    }
+    assert names <= set(CATALOGUE)
+    for name in names:
+        assert published(name)
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize(
+    "scope", [Scope(), Scope(quick=True, stand_in=True)], ids=["full", "quick"]
+)
+def test_a_run_of_every_method_composes(name, scope):
+    """Each is an ordinary config: ``python -m simulations.run experiment=…``."""
+    reproduction = CATALOGUE[name]
+    methods = {}
+    for cell in reproduction.cells(scope):
+        methods.setdefault((cell.method, cell.setting.split(",")[0]), cell)
+        assert set(cell.reads) <= set(MEASURES)
+    for cell in methods.values():
+        config = compose_config(reproduction.overrides(cell, scope, 3))
+        assert config.seed == 3
+
+
+def test_runs_of_a_reproduction_differ():
+    """Two cells with the same config would be one run shown twice."""
+    for name in ("gems2019_tuning", "gems2018_mixing", "dynamic_protocols"):
+        reproduction = CATALOGUE[name]
+        said = [tuple(reproduction.overrides(c, Scope(), 0)) for c in reproduction.cells(Scope())]
+        assert len(said) == len(set(said))
+
+
+# --- the comparison ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "known", "notable"),
+    [
+        ([0.80, 0.82], Published(0.81, 0.01), False),
+        ([0.90, 0.92], Published(0.81, 0.01), True),  # 0.10 beside 2·√(0.014² + 0.01²) = 0.035
+        ([0.84, 0.86], Published(0.81, 0.01), True),
+        ([0.83, 0.85], Published(0.81, 0.01), False),
+        ([0.514], Published(0.51, None, 0.01), False),  # rounding explains it
+        ([0.516], Published(0.51, None, 0.01), True),
+    ],
+)
+def test_a_difference_is_notable_beyond_twice_the_joint_spread(values, known, notable):
+    assert Line(Finding("s", "m", "accuracy", values), known).notable is notable
+
+
+def test_published_text_is_read_with_its_spread_and_its_last_digit():
+    known = published("gems2019_convex")["MNIST, 2 nodes", "Local", "accuracy"]
+    assert (known.mean, known.sd, known.digit) == (0.481, 0.027, 0.001)
+    assert published("gems2018_mnist")["MNIST and permuted", "Global", "accuracy"].digit == 0.01
+
+
+def test_seeds_are_joined_in_order_and_missing_ones_counted():
+    parts = [
+        Finding("s", "m", "rounds", [3.0]),
+        Finding("s", "n", "rounds", [], missing=1),
+        Finding("s", "m", "rounds", [5.0]),
+    ]
+    joined = merge(parts)
+    assert [(each.method, each.values, each.missing) for each in joined] == [
+        ("m", [3.0, 5.0], 0),
+        ("n", [], 1),
+    ]
+    assert joined[0].mean == 4.0
+    assert math.isclose(joined[0].sd, math.sqrt(2))
+    assert show.cells(Line(joined[1], Published(7.0)))[3:5] == ("7", "not reached")
+
+
+def test_findings_survive_their_file():
+    found = findings("gems2019_convex", Finding("MNIST, 2 nodes", "Local", "accuracy", [0.5, 0.6]))
+    assert Findings.from_json(found.to_json()) == found
+    assert json.loads(found.to_json())["name"] == "gems2019_convex"
+
+
+def test_bytes_are_compared_at_equal_loss():
+    """Between (loss 1, 100 MB) and (3, 1 MB) lies (2, 10 MB): 5 MB are half of it."""
+    found = findings("dynamic_protocols")
+    for method, loss, sent in (("b = 1", 1.0, 100.0), ("b = 4", 3.0, 1.0), ("Δ = 0.7", 2.0, 5.0)):
+        found.add(Finding("100 learners", method, dynamic.LOSS, [loss] * 2))
+        found.add(Finding("100 learners", method, dynamic.BYTES, [sent] * 2))
+    dynamic._compare_with_periodic(found)
+    (share,) = found.of(dynamic.AT_EQUAL_LOSS)
+    assert share.values == pytest.approx([0.5, 0.5])
+    assert compare(found)[-1].published.mean == 0.5
+
+
+def test_gains_of_fine_tuning_are_means_over_settings():
+    found = findings("gems2019_tuning")
+    for setting, ours in (
+        ("MNIST, convex, 100 samples", 0.8),
+        ("HAM10000, network, 100 samples", 0.6),
+    ):
+        found.add(Finding(setting, "GEMS, rate 0.01", "accuracy", [ours, ours]))
+        found.add(Finding(setting, "raw, rate 0.001", "accuracy", [0.5, 0.4]))
+    gems2019._gains(found)
+    gain = found.get("all, as released", "over raw", "gain with 100 samples")
+    assert gain.values == pytest.approx([0.2, 0.3])
+
+
+# --- explanations and the page ----------------------------------------------------------------
+
+
+def test_what_differs_is_explained_or_named_as_not_explained(monkeypatch):
+    entry = {"setting": "^MNIST", "method": "Local", "says": "because."}
+    monkeypatch.setattr(explanations, "_entries", lambda: {"gems2019_convex": [entry]})
+    found = findings(
+        "gems2019_convex",
+        Finding("MNIST, 2 nodes", "Local", "accuracy", [0.9, 0.91]),
+        Finding("MNIST, 3 nodes", "Averaged", "accuracy", [0.1, 0.11]),
+        Finding("MNIST, 2 nodes", "Global", "accuracy", [0.926, 0.927]),
+    )
+    first, second = explanations.explain(found)
+    assert first == "Local (MNIST, 2 nodes): because."
+    assert second == "Averaged (MNIST, 3 nodes): not explained."
+
+
+def test_the_results_page_is_what_the_command_writes():
+    """Nobody edits it by hand, and nobody forgets to write it again."""
+    page = command.DOCS / "results.md"
+    assert page.read_text() == results.render(command.DOCS / "results")
+    assert "not explained" not in page.read_text()
+
+
+def test_every_explanation_explains_something():
+    for name, entries in explanations._entries().items():
+        path = command.DOCS / "results" / f"{name}.json"
+        notable = [e for e in compare(Findings.from_json(path.read_text())) if e.notable]
+        for entry in entries:
+            assert any(explanations._covers(entry, line) for line in notable), entry
+
+
+# --- running ----------------------------------------------------------------------------------
+
+
+def test_a_reproduction_runs_resumes_and_writes_its_files(tmp_path, capsys):
+    """On the digits; the second time every run is read, not made again."""
+    words = [
+        "gems2019_epsilon_grid",
+        "quick=true",
+        "dataset=digits",
+        f"output={tmp_path}",
+        "jobs=1",
+    ]
+    assert command.main(words) == 0
+    name = "gems2019_epsilon_grid-quick-digits"
+    for suffix in ("json", "csv", "png", "html"):
+        assert (tmp_path / name / f"{name}.{suffix}").stat().st_size > 500
+    made = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
+    assert len(made) == 32
+    before = json.loads((tmp_path / name / f"{name}.json").read_text())
+    assert command.main(words) == 0
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")} == made
+    after = json.loads((tmp_path / name / f"{name}.json").read_text())
+    assert after["findings"] == before["findings"]
+    strict = next(f for f in after["findings"] if "0.95 and 0.95" in f["setting"])
+    assert strict["method"] == "radii sampled"
+    assert "digits as a stand-in" in capsys.readouterr().out
+
+
+def tiny(*cells):
+    return Reproduction(
+        name="gems2019_convex",
+        paper="p",
+        where="w",
+        about="a",
+        cells=lambda scope: cells,
+        draw=lambda found: None,
+        seeds=2,
+        minutes=1,
+        quick=(),
+    )
+
+
+def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path):
+    base = ("dataset=digits", "nodes=3", "train.epochs=1", "strategy=gems")
+    impossible = Cell("digits", "impossible", (*base, "strategy.min_count=100000"))
+    possible = Cell("digits", "possible", base)
+    found = reproduce(tiny(impossible, possible), Options(Scope(), tmp_path, jobs=1), QUIET)
+    assert len(found.failures) == 2
+    assert "digits, impossible, seed 0" in found.failures[0]
+    assert [len(f.values) for f in found.findings] == [0, 2]
+    assert found.findings[0].missing == 2
+
+
+@pytest.mark.slow
+def test_processes_give_the_numbers_of_one(tmp_path):
+    base = ("dataset=digits", "nodes=3", "train.epochs=2")
+    cells = [
+        Cell("digits", "Local", (*base, "strategy=local")),
+        Cell("digits", "Averaged", (*base, "strategy=one_shot_average")),
+    ]
+    one = reproduce(tiny(*cells), Options(Scope(), tmp_path / "one", jobs=1), QUIET)
+    two = reproduce(tiny(*cells), Options(Scope(), tmp_path / "two", jobs=2), QUIET)
+    assert one.findings == two.findings
+
+
+def test_missing_data_is_said_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.delenv("GEMS_FLWR_DATA", raising=False)
+    cells = [
+        Cell("digits", "Local", ("dataset=digits", "nodes=3", "strategy=local")),
+        Cell("MNIST", "Local", ("dataset=mnist", "nodes=3", "strategy=local")),
+    ]
+    with pytest.raises(MissingDataError, match="dataset=digits"):
+        reproduce(tiny(*cells), Options(Scope(), tmp_path, data_dir=str(tmp_path), jobs=1), QUIET)
+    assert not list(tmp_path.rglob("result.json"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["gems2019"], "there is no experiment 'gems2019'"),
+        (["gems2019_convex", "seeds=none"], "seeds must be a whole number"),
+        (["gems2019_convex", "quick=yes"], "quick must be true or false"),
+        (["gems2019_convex", "dataset=mnist"], "dataset must be digits"),
+        (["gems2019_convex", "speed=9"], "there is no option 'speed'"),
+    ],
+)
+def test_wrong_words_are_refused_with_what_is_allowed(words, said, capsys):
+    assert command.main(words) == 2
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_list_names_every_experiment_and_commands_are_multiruns(capsys):
+    assert command.main([]) == 0
+    shown = capsys.readouterr().out
+    assert "GEMS 2018" in shown
+    assert command.main(["gems2018_shallow", "commands=true"]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("python -m simulations.run -m experiment=gems2018_shallow")
+    assert first.endswith("seed=0,1,2")
