@@ -180,24 +180,20 @@ def variant_of(config: RunConfig) -> str:
     values = asdict(config)
     changed = []
     for section, options in defaults.items():
-        now = _flat(values[section] if section else values)
         prefix = "" if section in ("strategy", "") else f"{section}."
-        changed += [
-            f"{prefix}{key}={now[key]}"
-            for key, default in _flat(options).items()
-            if now[key] != default
-        ]
+        changed += _changed(values[section] if section else values, options, prefix)
     return " ".join(changed)
 
 
-def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested options by dotted names."""
-    flat: dict[str, Any] = {}
-    for key, value in options.items():
-        flat |= (
-            _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-        )
-    return flat
+def _changed(now: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str) -> list[str]:
+    """Return what differs from nested defaults, as ``key=value`` with dotted keys."""
+    changed = []
+    for key, default in defaults.items():
+        if isinstance(default, dict):
+            changed += _changed(now[key], default, f"{prefix}{key}.")
+        elif now[key] != default:
+            changed.append(f"{prefix}{key}={now[key]}")
+    return changed
 
 
 def compose_config(overrides: Sequence[str]) -> RunConfig:
