@@ -73,6 +73,9 @@ REPRODUCTIONS = (
         seeds=1,
         minutes=60,
         quick=("stop.target=0.9",),
-        scaled=f"Not run, as it does not fit two cores: {'; '.join(not_run())}.",
+        scaled=(
+            "The CNN is that of Kamp et al. (1.2 million weights instead of 1.7). Not run, as it "
+            f"does not fit two cores: {'; '.join(not_run())}."
+        ),
     ),
 )

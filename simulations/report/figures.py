@@ -20,6 +20,7 @@ LineStyle = str | tuple[int, tuple[float, ...]]
 
 # Okabe and Ito's palette without yellow, which is not readable on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+GRID = "#E5E5E5"
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "<", ">", "*", "h")
 _LINES: tuple[LineStyle, ...] = ("-", (0, (5, 1.5)), (0, (3, 1, 1, 1)))
 
@@ -82,20 +83,22 @@ def assign_styles(settings: Sequence[SettingSummary]) -> dict[str, Style]:
     }
 
 
-def new_figure(height_inches: float) -> Figure:
-    """Make an empty figure of the report's common width.
+def new_figure(height_inches: float, width: float = _WIDTH_INCHES) -> Figure:
+    """Make an empty figure, by default of the report's common width.
 
     Parameters
     ----------
     height_inches : float
         Its height.
+    width : float
+        Its width in inches, where panels stand side by side.
 
     Returns
     -------
     Figure
         On the Agg canvas, with a layout that keeps labels and legends apart.
     """
-    size = (_WIDTH_INCHES, height_inches)
+    size = (width, height_inches)
     figure = Figure(figsize=size, dpi=_DOTS_PER_INCH, layout="constrained")
     FigureCanvasAgg(figure)
     return figure

@@ -144,11 +144,16 @@ def render_page(
         ),
         _HOW_TO_READ,
     ]
+    return document("Federated learning runs compared", "".join(body))
+
+
+def document(title: str, body: str) -> str:
+    """Return a complete HTML page in the style of all reports; `body` is HTML already."""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>Federated learning runs compared</title>\n<style>{_STYLE}</style>\n</head>\n"
-        f"<body>\n<main>\n{''.join(body)}\n</main>\n</body>\n</html>\n"
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n"
+        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
 
 

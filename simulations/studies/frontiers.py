@@ -131,12 +131,13 @@ def burst(folder: Path, drifts: Sequence[int]) -> float | None:
     return float(np.mean(after) / np.mean(quiet))
 
 
-def equal_loss_bytes(periodic: Sequence[Outcome], loss: float) -> float | None:
+def equal_loss_bytes(periodic: Sequence[tuple[float, float]], loss: float) -> float | None:
     """Return the bytes that periodic averaging would need for a loss; None beyond its runs.
 
-    Between two of its runs the logarithm of the bytes is taken to be linear in the loss.
+    Between two of its runs, given as pairs of loss and bytes, the logarithm of the bytes is taken
+    to be linear in the loss.
     """
-    points = sorted((each.loss, np.log(each.total_bytes)) for each in periodic)
+    points = sorted((at, np.log(sent)) for at, sent in periodic)
     if len(points) < 2 or not points[0][0] <= loss <= points[-1][0]:
         return None
     losses, logs = zip(*points, strict=True)
@@ -144,7 +145,7 @@ def equal_loss_bytes(periodic: Sequence[Outcome], loss: float) -> float | None:
 
 
 def _table(outcomes: Sequence[Outcome]) -> Table:
-    periodic = [each for each in outcomes if each.family == "periodic"]
+    periodic = [(each.loss, each.total_bytes) for each in outcomes if each.family == "periodic"]
     table = Table(title="Per learner; bytes beside periodic averaging at equal loss")
     headings = ("protocol", "loss", "models", "MB in all", "of periodic's", "burst after drift")
     for heading in headings:

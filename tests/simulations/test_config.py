@@ -61,9 +61,8 @@ def test_the_promised_names_are_there():
     assert {"dirichlet", "groups", "iid", "labels"} <= set(options("partition"))
     assert {"quantity", "shards", "skew"} <= set(options("partition"))
     assert {"gems", "gems_layerwise", "merge"} <= set(options("strategy"))
-    assert options("partition") == ["dirichlet", "iid", "labels", "quantity", "shards", "skew"]
     assert options("backend") == ["inprocess", "lockstep", "ray", "ray_gpu"]
-    assert options("model") == ["cnn", "lenet", "logistic", "mlp"]
+    assert options("model") == ["cnn", "lenet", "logistic", "mlp", "two_layers_200"]
     assert options("dataset") == [
         "cifar10",
         "cifar10_features",

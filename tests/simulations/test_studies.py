@@ -70,12 +70,9 @@ def test_frontiers_compare_bytes_at_equal_loss(tmp_path, monkeypatch):
     small = ["nodes=3", "rounds=12", "stream.drift.rounds=[8]", "dataset=graphical"]
     page = frontiers.run_all(["backend=lockstep", *small], tmp_path, QUIET)
     assert page.stat().st_size > 1000
-    outcomes = [
-        frontiers.Outcome("periodic", "", loss, size, 0, None)
-        for loss, size in ((1.0, 100), (3.0, 10_000))
-    ]
-    assert frontiers.equal_loss_bytes(outcomes, 2.0) == pytest.approx(1000)
-    assert frontiers.equal_loss_bytes(outcomes, 4.0) is None
+    periodic = [(1.0, 100), (3.0, 10_000)]
+    assert frontiers.equal_loss_bytes(periodic, 2.0) == pytest.approx(1000)
+    assert frontiers.equal_loss_bytes(periodic, 4.0) is None
 
 
 def test_a_burst_is_what_is_sent_after_a_drift_beside_quiet_times(tmp_path):
