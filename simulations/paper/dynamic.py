@@ -40,7 +40,7 @@ def _protocols(scope: Scope) -> list[Cell]:
     setting, more = "100 learners", _data(scope)
     cells = [_cell(setting, f"b = {b}", periodic(b), *more) for b in (1, 2, 4, 16, 32)]
     cells += [_cell(setting, f"Δ = {d:g}", dynamic(d), *more) for d in (0.3, 0.7, 1.0)]
-    cells += [_cell(setting, f"total, Δ = {d:g}", dynamic(d, **TOTAL), *more) for d in (0.3, 0.7)]
+    cells.append(_cell(setting, "total, Δ = 0.3", dynamic(0.3, **TOTAL), *more))
     return [*cells, *_alone(setting, *more)]
 
 
@@ -75,7 +75,7 @@ def _drift(scope: Scope) -> list[Cell]:
     setting = "100 learners"
     cells = [_cell(setting, f"b = {b}", periodic(b)) for b in (1, 2, 4, 16, 64)]
     cells += [_cell(setting, f"Δ = {d:g}", dynamic(d)) for d in (0.1, 0.3, 0.7, 1.0)]
-    cells += [_cell(setting, f"total, Δ = {d:g}", dynamic(d, **TOTAL)) for d in (0.03, 0.3)]
+    cells.append(_cell(setting, "total, Δ = 0.03", dynamic(0.03, **TOTAL)))
     return [*cells, *_alone(setting)]
 
 
