@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simulations.paper import plots
-from simulations.paper.methods import ENSEMBLES, REFERENCES, peers
+from simulations.paper.methods import ENSEMBLES, PEERS, REFERENCES, peers
 from simulations.paper.spec import Cell, Reproduction, Scope, options
 
 PAPER = "GEMS 2018"
@@ -39,7 +39,7 @@ def _networks(scope: Scope, dataset: str, setting: str) -> list[Cell]:
         "GEMS, tuned": ("strategy=gems_layerwise", *options(ball | tuned)),
         "GEMS, cone head": ("strategy=gems_layerwise", *options(NEURONS)),
         **ENSEMBLES,
-        **peers("RegMean", "Fisher, K-FAC", "Neuron matching"),
+        **peers(*PEERS, network=True),
     }
     return [
         Cell(

@@ -10,6 +10,7 @@ from simulations.paper import plots
 from simulations.paper.findings import Finding, Findings
 from simulations.paper.methods import (
     ENSEMBLES,
+    PEERS,
     REFERENCES,
     RELEASED_RATE,
     convex_gems,
@@ -124,7 +125,7 @@ def _networks(scope: Scope, chosen_data: Sequence[Data], numbers: Sequence[int])
                     "strategy.merge=concat",
                 ),
                 **ENSEMBLES,
-                **peers("RegMean", "Fisher, diagonal", "Fisher, K-FAC", "Neuron matching"),
+                **peers(*PEERS, network=True),
             }
             chosen = data.overrides(scope, nodes, f"model.hidden=[{data.hidden}]")
             setting = f"{data.title}, {nodes} nodes"
