@@ -12,6 +12,7 @@ import os
 import platform
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -164,7 +165,7 @@ def _outcomes(jobs: Sequence[_Job], workers: int) -> Iterator[tuple[int, _Outcom
         return
     # Spawned: a fork would copy torch's threads in whatever state they are in.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_one_thread) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker) as pool:
         futures: dict[Future[_Outcome], int] = {
             pool.submit(_work, job): index for index, job in enumerate(jobs)
         }
@@ -176,10 +177,20 @@ def _outcomes(jobs: Sequence[_Job], workers: int) -> Iterator[tuple[int, _Outcom
             raise
 
 
-def _one_thread() -> None:
-    """Keep a worker to one core: libraries that take all would wait for each other."""
+def _begin_worker() -> None:
+    """Keep a worker to one core, and end it with the process that it works for."""
+    # Libraries that take all cores would wait for each other.
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = "1"
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    # A worker waits for work for ever, even if whoever gives it out was killed.
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _work(job: _Job) -> _Outcome:
