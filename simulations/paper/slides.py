@@ -17,7 +17,7 @@ TWO_CORES = {
     "2NN, C = 1": ("IID, B = 10",),
     "CNN, C = 0": ("IID, B = 10",),
 }
-# Learning rates chosen on the public sample of another seed, see docs/results.md.
+# The slides do not say which were used; these are common values, not tuned.
 RATES = {"2NN, B = 10": 0.1, "2NN, B = ∞": 0.3, "CNN, B = 10": 0.05}
 
 

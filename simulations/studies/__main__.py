@@ -1,6 +1,7 @@
 """``python -m simulations.studies STUDY [overrides]``.
 
-Studies: frontiers, honest_radii, hostile, initialisation, layer_size, multi_model, soak, tuning.
+Studies: frontiers, honest_radii, hostile, layer_size, multi_model, soak. The papers' own
+experiments are those of ``python -m simulations.paper``.
 
 Overrides are those of ``python -m simulations.run``; data set, partition, nodes and seed count.
 """
@@ -21,22 +22,18 @@ from simulations.studies import (
     frontiers,
     honest_radii,
     hostile,
-    initialisation,
     layer_size,
     multi_model,
     soak,
-    tuning,
 )
 
 STUDIES = {
     "frontiers": frontiers.run_all,
     "honest_radii": honest_radii.run,
     "hostile": hostile.run,
-    "initialisation": initialisation.run_all,
     "layer_size": layer_size.run,
     "multi_model": multi_model.run_all,
     "soak": soak.run,
-    "tuning": tuning.run,
 }
 
 

@@ -254,6 +254,31 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path):
 
 
 @pytest.mark.slow
+def test_public_data_do_not_harm_the_cone_and_alone_are_worse(tmp_path):
+    base = ("dataset=digits", "nodes=5", "train.epochs=5")
+    methods = {
+        "cone": ("strategy=gems",),
+        "tuned": ("strategy=gems", "strategy.tune=100"),
+        "raw": ("strategy=public_only", "strategy.tune=100", "strategy.tune_rate=0.01"),
+    }
+    cells = [Cell("digits", method, (*base, *words)) for method, words in methods.items()]
+    found = reproduce(tiny(*cells), Options(Scope(), tmp_path, jobs=1), QUIET)
+    mean = {each.method: each.mean for each in found.findings}
+    assert mean["tuned"] >= mean["cone"] - 0.01
+    assert mean["tuned"] > mean["raw"]
+
+
+@pytest.mark.slow
+def test_strongly_different_beginnings_break_averaging(tmp_path):
+    """The claim of Figure A.8, on digits: ε = 20 costs accuracy, most with rare averaging."""
+    options = Options(Scope(quick=True, stand_in=True), tmp_path, jobs=1)
+    found = reproduce(CATALOGUE["dynamic_initialisation"], options, QUIET)
+    at = {f.setting: f.mean for f in found.findings if f.method == "periodic"}
+    assert at["ε = 3, b = 1"] > 0.8 * at["ε = 0, b = 1"]
+    assert at["ε = 20, b = 50"] < 0.9 * at["ε = 0, b = 50"]
+
+
+@pytest.mark.slow
 def test_processes_give_the_numbers_of_one(tmp_path):
     base = ("dataset=digits", "nodes=3", "train.epochs=2")
     cells = [

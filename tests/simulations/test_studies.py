@@ -5,14 +5,7 @@ import json
 import pytest
 from rich.console import Console
 
-from simulations.studies import (
-    frontiers,
-    honest_radii,
-    initialisation,
-    layer_size,
-    multi_model,
-    tuning,
-)
+from simulations.studies import frontiers, honest_radii, layer_size, multi_model
 
 QUIET = Console(quiet=True)
 
@@ -29,19 +22,6 @@ def test_only_sampled_balls_meet_and_they_do_not_keep_their_promise(tmp_path):
     sampled = [row for row in at if row["method"] == "sampled"]
     assert {row["status"] for row in sampled} == {"feasible"}
     assert min(row["accuracy"] for row in sampled) < 0.4
-
-
-@pytest.mark.slow
-def test_public_data_never_harms_the_cone_and_alone_is_worse(tmp_path, monkeypatch):
-    monkeypatch.setattr(tuning, "SEEDS", (0,))
-    figure = tuning.run(["train.epochs=5"], tmp_path, QUIET)
-    assert figure.stat().st_size > 10_000
-    result = json.loads(figure.with_suffix(".json").read_text())
-    for rate in map(str, tuning.RATES):
-        for size in ("100", "200"):
-            cone = result["curves"]["cone, joint objective"][rate][size][0]
-            assert cone > result["curves"]["public sample alone"][rate][size][0]
-            assert cone >= result["untuned"]["cone, joint objective"][0] - 0.01
 
 
 @pytest.mark.slow
@@ -88,19 +68,6 @@ def test_a_burst_is_what_is_sent_after_a_drift_beside_quiet_times(tmp_path):
     (tmp_path / "rounds.jsonl").write_text("\n".join(map(json.dumps, lines)))
     assert frontiers.burst(tmp_path, [100]) == pytest.approx(4)
     assert frontiers.burst(tmp_path, []) is None
-
-
-@pytest.mark.slow
-def test_strongly_different_beginnings_break_averaging(tmp_path, monkeypatch):
-    """The claim of Figure A.8, on digits: ε = 1 is harmless, ε = 20 costs accuracy."""
-    monkeypatch.setattr(initialisation, "NOISES", (0.0, 1.0, 20.0))
-    monkeypatch.setattr(initialisation, "PERIODS", (1, 10))
-    small = ["dataset=digits", "nodes=4", "rounds=30"]
-    figure = initialisation.run_all(small, tmp_path, QUIET)
-    assert figure.stat().st_size > 10_000
-    found = json.loads(figure.with_suffix(".json").read_text())["periodic"]
-    assert found["1"]["1"] > 0.8 * found["0"]["1"]
-    assert found["20"]["10"] < 0.95 * found["0"]["1"]
 
 
 @pytest.mark.slow
