@@ -93,11 +93,11 @@ def _convex(scope: Scope) -> list[Cell]:
             }
             chosen = data.overrides(scope, nodes)
             setting = f"{data.title}, {nodes} nodes"
+            cells.append(_pooled(data, scope, setting))
             cells += [
                 Cell(setting, method, (*chosen, *overrides), (data.measure,))
                 for method, overrides in methods.items()
             ]
-            cells.append(_pooled(data, scope, setting))
     return cells
 
 
@@ -129,11 +129,11 @@ def _networks(scope: Scope, chosen_data: Sequence[Data], numbers: Sequence[int])
             }
             chosen = data.overrides(scope, nodes, f"model.hidden=[{data.hidden}]")
             setting = f"{data.title}, {nodes} nodes"
+            cells.append(_pooled(data, scope, setting, f"model.hidden=[{data.hidden}]"))
             cells += [
                 Cell(setting, method, (*chosen, *overrides), (data.measure,))
                 for method, overrides in methods.items()
             ]
-            cells.append(_pooled(data, scope, setting, f"model.hidden=[{data.hidden}]"))
     return cells
 
 

@@ -99,7 +99,7 @@ def reproduce(reproduction: Reproduction, options: Options, console: Console) ->
         quick=options.scope.quick,
         stand_in=options.scope.stand_in,
         seeds=seeds,
-        findings=merge(part for outcome in outcomes for part in outcome.parts),
+        findings=_in_order(merge(part for outcome in outcomes for part in outcome.parts), cells),
         timelines=[each for outcome in outcomes for each in outcome.timelines],
         failures=[reason for outcome in outcomes for reason in outcome.failures],
     )
@@ -125,6 +125,15 @@ def _jobs(
             )
             runs = options.output / RUNS
             yield _Job(reproduction.name, tuple(members), seed, overrides, runs)
+
+
+def _in_order(found: list[Finding], cells: Sequence[Cell]) -> list[Finding]:
+    """Sort findings as the experiment has them, setting by setting, whoever ran first."""
+    settings = list(dict.fromkeys(cell.setting for cell in cells))
+    places = {(cell.setting, cell.method): index for index, cell in reversed([*enumerate(cells)])}
+    return sorted(
+        found, key=lambda each: (settings.index(each.setting), places[each.setting, each.method])
+    )
 
 
 def check_data(overrides: Sequence[Sequence[str]]) -> None:

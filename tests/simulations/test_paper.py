@@ -9,7 +9,7 @@ from rich.console import Console
 from simulations.config import compose_config
 from simulations.data import MissingDataError
 from simulations.paper import __main__ as command
-from simulations.paper import dynamic, explanations, gems2019, results, show, slides
+from simulations.paper import dynamic, explanations, gems2019, results, runner, show, slides
 from simulations.paper.catalogue import CATALOGUE
 from simulations.paper.findings import (
     PUBLISHED,
@@ -132,6 +132,20 @@ def test_seeds_are_joined_in_order_and_missing_ones_counted():
     assert joined[0].mean == 4.0
     assert math.isclose(joined[0].sd, math.sqrt(2))
     assert show.cells(Line(joined[1], Published(7.0)))[3:5] == ("7", "not reached")
+
+
+def test_findings_stand_in_the_order_of_the_experiment():
+    """Though the two references are a group of their own and run before the second setting."""
+    cells = [
+        Cell("a", "Global", (), group="pooled"),
+        Cell("a", "Local", ()),
+        Cell("b", "Global", (), group="pooled"),
+        Cell("b", "Local", ()),
+    ]
+    ran = [Finding(s, m, "accuracy") for s, m in (("a", "Global"), ("b", "Global"))]
+    ran += [Finding(s, "Local", "accuracy") for s in ("b", "a")]
+    ordered = runner._in_order(ran, cells)
+    assert [(f.setting, f.method) for f in ordered] == [(c.setting, c.method) for c in cells]
 
 
 def test_findings_survive_their_file():
