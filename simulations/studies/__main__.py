@@ -1,7 +1,7 @@
 """``python -m simulations.studies STUDY [overrides]``.
 
-Studies: frontiers, honest_radii, hostile, layer_size, multi_model, soak. The papers' own
-experiments are those of ``python -m simulations.paper``.
+Studies: differences, frontiers, honest_radii, hostile, layer_size, multi_model, soak. The papers'
+own experiments are those of ``python -m simulations.paper``.
 
 Overrides are those of ``python -m simulations.run``; data set, partition, nodes and seed count.
 """
@@ -19,6 +19,7 @@ from gems_flwr.errors import GemsError
 from simulations.config import explain
 from simulations.data import MissingDataError
 from simulations.studies import (
+    differences,
     frontiers,
     honest_radii,
     hostile,
@@ -28,6 +29,7 @@ from simulations.studies import (
 )
 
 STUDIES = {
+    "differences": differences.run,
     "frontiers": frontiers.run_all,
     "honest_radii": honest_radii.run,
     "hostile": hostile.run,
