@@ -152,7 +152,7 @@ def _one(reproduction: Reproduction, options: Options, publish: bool, console: C
     console.print(show.rich_table(found, reproduction))
     console.print(f"Report: {folder / f'{name}.html'}", soft_wrap=True)
     if publish and not (found.quick or found.stand_in):
-        results.publish([reproduction.name], options.output, DOCS)
+        results.publish(reproduction.name, options.output, DOCS)
     return len(found.failures)
 
 

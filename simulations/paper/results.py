@@ -9,7 +9,8 @@ from pathlib import Path
 from simulations.paper.catalogue import CATALOGUE
 from simulations.paper.explanations import explain
 from simulations.paper.findings import Findings, compare
-from simulations.paper.show import HEADINGS, about_lines, cells
+from simulations.paper.show import HEADINGS, about_lines, cells, write_csv
+from simulations.report.figures import save
 
 _TITLE = """# The papers' tables and figures, beside ours
 
@@ -21,19 +22,22 @@ table: cones, ensembles and merging methods of others, under identical condition
 """
 
 
-def publish(names: Sequence[str], runs: Path, docs: Path) -> None:
-    """Copy findings and pictures of full reproductions to where `write_results` reads them."""
+def publish(name: str, runs: Path, docs: Path) -> None:
+    """Copy the findings of a full reproduction to where `write_results` reads them."""
     target = docs / "results"
     target.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        for suffix in ("json", "png", "csv"):
-            shutil.copyfile(runs / name / f"{name}.{suffix}", target / f"{name}.{suffix}")
+    shutil.copyfile(runs / name / f"{name}.json", target / f"{name}.json")
 
 
 def write_results(docs: Path) -> Path:
-    """Write the page from the results files that are there."""
+    """Write the page, its pictures and its CSV files from the findings that are there."""
+    folder = docs / "results"
+    for path in sorted(folder.glob("*.json")):
+        found = Findings.from_json(path.read_text())
+        save(CATALOGUE[found.name].draw(found), path.with_suffix(".png"))
+        write_csv(found, path.with_suffix(".csv"))
     path = docs / "results.md"
-    path.write_text(render(docs / "results"))
+    path.write_text(render(folder))
     return path
 
 

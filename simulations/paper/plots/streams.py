@@ -16,7 +16,7 @@ _LOSS, _BYTES = "loss per learner", "MB in all"
 # Protocols without messages to speak of, and their lines.
 _REFERENCES = {"nosync": "--", "serial": ":"}
 # Side and distance of the labels of a family's points: frontiers often lie on each other.
-_LABELS = ((-1, -5), (1, 5), (-1, -15), (1, 15))
+_LABELS = ((1, 4), (-1, -5), (-1, -16), (1, 15))
 
 
 def frontier_and_timeline(found: Findings) -> Figure:
