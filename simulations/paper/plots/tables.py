@@ -30,7 +30,7 @@ def method_panels(found: Findings) -> Figure:
     places = {method: -index for index, method in enumerate(methods)}
     for axes in panels.flat[len(settings) :]:
         axes.set_visible(False)
-    for axes, setting in zip(panels.flat, settings, strict=False):
+    for index, (axes, setting) in enumerate(zip(panels.flat, settings, strict=False)):
         own = [each for each in lines if each.finding.setting == setting]
         _dots(axes, own, places)
         axes.set_title(setting, loc="left", fontsize=10, fontweight="bold")
@@ -40,7 +40,7 @@ def method_panels(found: Findings) -> Figure:
         axes.set_axisbelow(True)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
-        if axes.get_subplotspec().is_last_row():  # type: ignore[union-attr]
+        if index + across >= len(settings):  # nothing stands below
             axes.set_xlabel(own[0].finding.quantity)
     handles, labels = panels[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
