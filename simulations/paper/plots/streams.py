@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from simulations.paper.findings import Findings, Timeline
@@ -98,6 +99,9 @@ def _frontier(axes: Axes, found: Findings, setting: str) -> None:
                 textcoords="offset points",
                 fontsize=7,
                 color=colour,
+                # Readable over the line or the marker of another family.
+                path_effects=[withStroke(linewidth=2.5, foreground="white")],
+                zorder=5,
             )
     axes.set_xscale("log")
     axes.margins(x=0.14, y=0.2)
