@@ -127,8 +127,8 @@ REPRODUCTIONS = (
         minutes=3,
         quick=("train.epochs=2",),
         scaled=(
-            "The features' network is trained on public data, the paper does not say on which; ε is "
-            "the largest accuracy, not the smallest loss, at which the balls meet."
+            "The features' network is trained on public data, the paper does not say on which. ε "
+            "is the largest accuracy, not the smallest loss, at which the balls meet."
         ),
     ),
     Reproduction(
