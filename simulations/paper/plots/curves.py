@@ -56,7 +56,9 @@ def _curve(axes: Axes, own: Sequence[Finding], name: str, label: str, index: int
             deviations,
             color=COLOURS[index],
             marker=MARKERS[index],
-            markersize=5,
+            # The second curve often lies on the first.
+            linestyle="--" if index == 1 else "-",
+            markersize=4 if index == 1 else 6,
             capsize=2,
             label=label,
         )
