@@ -237,7 +237,7 @@ def test_a_reproduction_runs_resumes_and_writes_its_files(tmp_path, capsys):
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")} == made
     after = json.loads((tmp_path / name / f"{name}.json").read_text())
     assert after["findings"] == before["findings"]
-    strict = next(f for f in after["findings"] if "0.95 and 0.95" in f["setting"])
+    strict = next(f for f in after["findings"] if "0.9 and 0.9" in f["setting"])
     assert strict["method"] == "radii sampled"
     assert "digits as a stand-in" in capsys.readouterr().out
 
