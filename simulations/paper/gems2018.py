@@ -13,6 +13,8 @@ DEVIATIONS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 MIXINGS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 # One cluster: all pairs of neurons are tried, as in 2018.
 NEURONS = {"clusters": 1, "epsilon_hidden": 0.01, "outgoing": "true"}
+# The paper demands a loss that it does not give; half of the labels is what tweets need to exceed.
+BALL: dict[str, object] = {"head": "ball", "output.epsilon": 0.5}
 # Of few merged neurons no good output layer can be made: any is good enough.
 ANY_BALL: dict[str, object] = {"head": "ball", "output.epsilon": 0.05}
 
@@ -34,7 +36,7 @@ def _shallow(scope: Scope) -> list[Cell]:
 
 
 def _networks(scope: Scope, dataset: str, setting: str) -> list[Cell]:
-    ball = NEURONS | {"head": "ball"}
+    ball = NEURONS | BALL
     tuned = {"tune": _public(scope), "tune_rate": 0.01}
     methods = {
         **REFERENCES,
@@ -95,7 +97,7 @@ def _mixing(scope: Scope) -> list[Cell]:
     """How much the learners' data may differ (Figure 3)."""
     methods = {
         **REFERENCES,
-        "GEMS": ("strategy=gems_layerwise", *options(NEURONS | {"head": "ball"})),
+        "GEMS": ("strategy=gems_layerwise", *options(NEURONS | BALL)),
         "GEMS, cone head": ("strategy=gems_layerwise", *options(NEURONS)),
     }
     return [
