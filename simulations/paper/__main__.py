@@ -109,8 +109,12 @@ def _chosen(names: Sequence[str]) -> list[Reproduction]:
 
 def _list() -> Table:
     table = Table(title="Experiments of the papers", title_justify="left")
-    for heading in ("name", "paper", "what", "seeds", "minutes"):
-        table.add_column(heading, justify="right" if heading in ("seeds", "minutes") else "left")
+    # A name is there to be copied: the other columns give way.
+    table.add_column("name", no_wrap=True)
+    for heading in ("paper", "what"):
+        table.add_column(heading)
+    for heading in ("seeds", "minutes"):
+        table.add_column(heading, justify="right")
     for each in CATALOGUE.values():
         table.add_row(
             each.name,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from simulations.paper import plots
 from simulations.paper.findings import Finding, Findings
@@ -135,46 +135,49 @@ def _initialisation(scope: Scope) -> list[Cell]:
 
 
 def _compare_with_periodic(found: Findings) -> None:
-    """Add the bytes beside those that periodic averaging needs for the same loss."""
+    """Add the bytes beside those that periodic averaging needs for the same loss, seed by seed."""
     for setting in found.settings():
-        own = [f for f in found.of(LOSS) if f.setting == setting]
-        for seed in range(len(found.seeds)):
-            points = [
-                (f.values[seed], _bytes(found, f, seed))
-                for f in own
-                if f.method.startswith("b = ") and len(f.values) > seed
-            ]
-            for each in own:
-                if "Δ" not in each.method and "C =" not in each.method:
-                    continue
-                if len(each.values) <= seed:
-                    continue
-                same = equal_loss_bytes(points, each.values[seed])
-                if same is not None:
-                    share = _bytes(found, each, seed) / same
-                    known = found.get(setting, each.method, AT_EQUAL_LOSS)
-                    if known is None:
-                        found.add(Finding(setting, each.method, AT_EQUAL_LOSS, [share]))
-                    else:
-                        known.values.append(share)
+        runs = {f.method: _runs(found, f) for f in found.of(LOSS) if f.setting == setting}
+        for method, own in runs.items():
+            if "Δ" in method or "C =" in method:
+                shares = [
+                    _share(run, [runs[name][seed] for name in runs if name.startswith("b = ")])
+                    for seed, run in enumerate(own)
+                ]
+                if any(share is not None for share in shares):
+                    found.add(Finding(setting, method, AT_EQUAL_LOSS, shares))
 
 
-def _bytes(found: Findings, finding: Finding, seed: int) -> float:
-    sent = found.get(finding.setting, finding.method, BYTES)
-    assert sent is not None
-    return sent.values[seed]
+def _runs(found: Findings, loss: Finding) -> list[tuple[float, float] | None]:
+    """Return loss and bytes of every seed of a protocol."""
+    sent = found.get(loss.setting, loss.method, BYTES)
+    if sent is None:
+        return [None] * len(loss.by_seed)
+    pairs = zip(loss.by_seed, sent.by_seed, strict=True)
+    return [None if a is None or b is None else (a, b) for a, b in pairs]
+
+
+def _share(
+    run: tuple[float, float] | None, periodic: Sequence[tuple[float, float] | None]
+) -> float | None:
+    """Return a run's bytes over those of periodic averaging; None beyond its losses."""
+    if run is None:
+        return None
+    same = equal_loss_bytes([each for each in periodic if each is not None], run[0])
+    return None if same is None else run[1] / same
 
 
 def _compare_with_fedavg(found: Findings) -> None:
-    """Add loss and bytes of the paper's favourite beside FedAvg with C = 0.3."""
+    """Add loss and bytes of the paper's favourites beside FedAvg with C = 0.3."""
     _compare_with_periodic(found)
-    setting, ours, theirs = "30 learners", "Δ = 0.8", "FedAvg, C = 0.3"
+    setting, theirs = "30 learners", "FedAvg, C = 0.3"
     for quantity, title in ((BYTES, "bytes beside FedAvg"), (LOSS, "loss beside FedAvg")):
-        for d in ("Δ = 0.6", ours):
-            a, b = found.get(setting, d, quantity), found.get(setting, theirs, quantity)
+        for ours in ("Δ = 0.6", "Δ = 0.8"):
+            a, b = found.get(setting, ours, quantity), found.get(setting, theirs, quantity)
             if a and b:
-                ratios = [x / y for x, y in zip(a.values, b.values, strict=True)]
-                found.add(Finding(setting, d, title, ratios))
+                pairs = zip(a.by_seed, b.by_seed, strict=True)
+                ratios = [None if x is None or y is None else x / y for x, y in pairs]
+                found.add(Finding(setting, ours, title, ratios))
 
 
 def _compare_under_drift(found: Findings) -> None:

@@ -38,23 +38,30 @@ class Finding:
     ----------
     setting, method, quantity : str
         What was measured; see `simulations.paper.spec.Cell`.
-    values : list of float
-        One per seed that has it.
+    by_seed : list of float or None
+        One per seed; None for a target that was not reached, or a run that failed.
     kilobytes : list of float
-        What a node sent, one per seed.
+        What a node sent, one per run that did not fail.
     x : float, optional
         Where it stands on a figure's axis.
-    missing : int
-        Seeds without a value: a target that was not reached, a run that failed.
     """
 
     setting: str
     method: str
     quantity: str
-    values: list[float] = field(default_factory=list)
+    by_seed: list[float | None] = field(default_factory=list)
     kilobytes: list[float] = field(default_factory=list)
     x: float | None = None
-    missing: int = 0
+
+    @property
+    def values(self) -> list[float]:
+        """Those that there are."""
+        return [value for value in self.by_seed if value is not None]
+
+    @property
+    def missing(self) -> int:
+        """How many there are not."""
+        return len(self.by_seed) - len(self.values)
 
     @property
     def mean(self) -> float:
@@ -199,7 +206,6 @@ def merge(parts: Iterable[Finding]) -> list[Finding]:
     for part in parts:
         key = (part.setting, part.method, part.quantity)
         whole = joined.setdefault(key, Finding(*key, x=part.x))
-        whole.values += part.values
+        whole.by_seed += part.by_seed
         whole.kilobytes += part.kilobytes
-        whole.missing += part.missing
     return list(joined.values())

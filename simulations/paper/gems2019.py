@@ -243,7 +243,7 @@ def _gains(found: Findings) -> None:
             ("over tuned average", "average", averages),
             ("over tuned local", "local", others),
         ):
-            by_seed = []
+            by_seed: list[float | None] = []
             for index in range(len(found.seeds)):
                 gains = []
                 for setting in settings:
@@ -251,15 +251,14 @@ def _gains(found: Findings) -> None:
                     b = _value(first, setting, f"{method}, rate {rate:g}", index)
                     if a is not None and b is not None:
                         gains.append(a - b)
-                if gains:
-                    by_seed.append(fmean(gains))
+                by_seed.append(fmean(gains) if gains else None)
             found.add(Finding(case, title, "gain with 100 samples", by_seed))
 
 
 def _value(findings: Sequence[Finding], setting: str, method: str, index: int) -> float | None:
     for each in findings:
-        if (each.setting, each.method) == (setting, method) and index < len(each.values):
-            return each.values[index]
+        if (each.setting, each.method) == (setting, method):
+            return each.by_seed[index]
     return None
 
 
@@ -279,7 +278,7 @@ def _epsilon_grid(scope: Scope) -> list[Cell]:
                 f"strategy.epsilon={{0:{first},1:{second}}}",
             ),
             ("accuracy", "empty"),
-            group="grid",
+            group=f"{radius}, {first:g}",
         )
         for radius in ("sampled", "worst")
         for first in grid

@@ -67,9 +67,8 @@ def _overview(names: Sequence[str], folder: Path) -> str:
         found = Findings.from_json((folder / f"{name}.json").read_text())
         compared = [line for line in compare(found) if line.difference is not None]
         notable = sum(line.notable for line in compared)
-        anchor = name.replace("_", "_")
         lines.append(
-            f"| [`{name}`](#{anchor}) | {CATALOGUE[name].paper}, {CATALOGUE[name].where} "
+            f"| [`{name}`](#{name}) | {CATALOGUE[name].paper}, {CATALOGUE[name].where} "
             f"| {len(compared)} | {notable} |"
         )
     return "\n".join(lines) + "\n"

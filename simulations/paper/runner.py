@@ -63,7 +63,6 @@ class Options:
 class _Job:
     """Runs of one seed that share their training."""
 
-    reproduction: str
     cells: tuple[Cell, ...]
     seed: int
     overrides: tuple[tuple[str, ...], ...]
@@ -93,7 +92,7 @@ def reproduce(reproduction: Reproduction, options: Options, console: Console) ->
     jobs = list(_jobs(reproduction, cells, seeds, options))
     # One seed is enough to see whether configs and data are right.
     check_data([each for job in jobs if job.seed == seeds[0] for each in job.overrides])
-    outcomes = _run_all(jobs, options.jobs, f"{reproduction.name}", console)
+    outcomes = _run_all(jobs, options.jobs, reproduction.name, console)
     found = Findings(
         name=reproduction.name,
         quick=options.scope.quick,
@@ -124,7 +123,7 @@ def _jobs(
                 for cell in members
             )
             runs = options.output / RUNS
-            yield _Job(reproduction.name, tuple(members), seed, overrides, runs)
+            yield _Job(tuple(members), seed, overrides, runs)
 
 
 def _in_order(found: list[Finding], cells: Sequence[Cell]) -> list[Finding]:
@@ -247,10 +246,9 @@ def _part(cell: Cell, quantity: str, value: float | None, kilobytes: float | Non
         cell.setting,
         cell.method,
         quantity,
-        [] if value is None else [value],
+        [value],
         [] if kilobytes is None else [kilobytes],
         cell.x,
-        int(value is None),
     )
 
 

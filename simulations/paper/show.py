@@ -117,7 +117,7 @@ def write_csv(found: Findings, path: Path) -> None:
             each.mean if each.values else None,
             each.sd,
             line.difference,
-            *each.values,
+            *each.by_seed,
         ]
         writer.writerow([each.setting, each.method, each.quantity, *map(_plain, numbers)])
     path.write_text(text.getvalue())
