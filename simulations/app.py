@@ -3,6 +3,10 @@
 The run config's ``overrides`` are those of ``python -m simulations.run``; ``output`` is the
 folder for the results. A node's data is what its ``--node-config`` says: ``data='/srv/data'``, a
 folder of its own (see `simulations.data.own_data`), or ``partition-id=0``, a part of the data set.
+
+What a node gives away is what its own limits allow (`gems_flwr.client.NodeLimits`), also from its
+``--node-config``. Raw data and noise from a known seed are refused here whatever they are: that
+is for ``python -m simulations.run``, where no node has data of its own.
 """
 
 from __future__ import annotations
@@ -14,12 +18,16 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from gems_flwr.client import Task, TaskSet, task_client_app
+from gems_flwr.client import NodeLimits, Task, TaskSet, task_client_app
 from gems_flwr.client.guard import node_name
 from gems_flwr.strategies.events import log_event
 from simulations.config import ConfigError, compose_config
+from simulations.data.own_data import own_folder
 from simulations.execution import run_server
 from simulations.experiment import experiment_of
+
+# Beside a node's own data: what it has spent of its privacy.
+LEDGER = "privacy-spent.json"
 
 server_app = ServerApp()
 
@@ -42,7 +50,15 @@ def _make_task(context: Context) -> Task | TaskSet:
     return experiment_of(text).task(int(node["partition-id"]))
 
 
-client_app = task_client_app(_make_task, share_examples=True, seed_private_noise=True)
+def _limits(context: Context) -> NodeLimits:
+    """Return the node's own limits; the privacy that it spends is noted beside its data."""
+    config = dict(context.node_config)
+    if "data" in config and "privacy-ledger" not in config:
+        config["privacy-ledger"] = str(own_folder(str(config["data"])) / LEDGER)
+    return NodeLimits.of_node(config)
+
+
+client_app = task_client_app(_make_task, limits=_limits)
 
 
 @server_app.main()
@@ -52,7 +68,7 @@ def main(grid: Grid, context: Context) -> None:
     experiment = experiment_of(text)
     output = str(context.run_config["output"])
     folder = Path(output) if output else Path("runs") / experiment.config.run_name()
-    result = run_server(experiment, grid, folder)
+    result = run_server(experiment, grid, folder, simulated=False)
     log_event(
         "result",
         accuracy=result["accuracy"],

@@ -16,7 +16,7 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from gems_flwr.client import Task, TaskSet, task_client_app
+from gems_flwr.client import UNLIMITED, Task, TaskSet, task_client_app
 from gems_flwr.runtime import InProcessGrid
 from simulations.config import BackendConfig, RunConfig
 from simulations.experiment import experiment_of
@@ -32,7 +32,7 @@ def simulated_client_app(config: RunConfig) -> ClientApp:
     def make_task(context: Context) -> Task | TaskSet:
         return experiment_of(text).task(int(context.node_config["partition-id"]))
 
-    return task_client_app(make_task, share_examples=True, seed_private_noise=True)
+    return task_client_app(make_task, limits=UNLIMITED)
 
 
 def run_on_backend(config: RunConfig, server: Server) -> dict[str, Any]:

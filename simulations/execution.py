@@ -51,9 +51,21 @@ def prepare(config: RunConfig, folder: Path) -> None:
 
 
 def run_server(
-    experiment: Experiment, grid: Grid, folder: Path, callbacks: Sequence[Callback] = ()
+    experiment: Experiment,
+    grid: Grid,
+    folder: Path,
+    callbacks: Sequence[Callback] = (),
+    *,
+    simulated: bool = True,
 ) -> dict[str, Any]:
     """Run the experiment's strategy on a grid and write the folder's files.
+
+    Parameters
+    ----------
+    experiment, grid, folder, callbacks
+        What to run, where, and who is told.
+    simulated : bool, default True
+        Whether the nodes are those of a simulation, which may be asked for what real ones refuse.
 
     Returns
     -------
@@ -65,7 +77,7 @@ def run_server(
     started = time.perf_counter()
     counts = experiment.label_counts()
     write_atomically(folder / "partition.json", json.dumps(counts).encode())
-    strategy = experiment.strategy(folder, callbacks)
+    strategy = experiment.strategy(folder, callbacks, simulated=simulated)
     # The server's own mathematics is rounded differently on another number of threads, too.
     with torch_threads(config.backend.threads):
         result = strategy.start(

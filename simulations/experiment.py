@@ -265,8 +265,13 @@ class Experiment:
         """Return the initial model as the server sends it."""
         return ArrayRecord(self.build_model().state_dict())
 
-    def strategy(self, folder: Path | None, callbacks: Sequence[Callback]) -> RoundLoop:
-        """Return the strategy, which keeps its checkpoint in `folder`, if there is one."""
+    def strategy(
+        self, folder: Path | None, callbacks: Sequence[Callback], *, simulated: bool = True
+    ) -> RoundLoop:
+        """Return the strategy, which keeps its checkpoint in `folder`, if there is one.
+
+        In a simulation private noise comes from the run's seed, so that the run can be repeated.
+        """
         config = self.config
         target = get_class(config.strategy["_target_"])
         accepted = {setting.name for setting in dataclasses.fields(target)}
@@ -277,6 +282,7 @@ class Experiment:
             "initialise": self._initialise,
             "build_model": self.build_model,
             "learn": self._learn_serially,
+            "dp_seeded": simulated,
         }
         if "buffers" in accepted:
             floats = (n for n, b in self._initial_model.named_buffers() if b.is_floating_point())

@@ -17,6 +17,7 @@ from gems_flwr.client.dynamic_averaging import dynamic_averaging_mod
 from gems_flwr.client.good_enough import good_enough_mod
 from gems_flwr.client.gradients import corrected_gradients
 from gems_flwr.client.guard import fault_reply_mod, node_name
+from gems_flwr.client.limits import NodeLimits, RefusedError
 from gems_flwr.client.multi_model import multi_model_mod
 from gems_flwr.client.statistics import statistics_mod
 from gems_flwr.client.task import Task, TaskSet
@@ -27,8 +28,7 @@ from gems_flwr.runtime.seeding import derive_seed
 def task_client_app(
     make_task: Callable[[Context], Task | TaskSet],
     *,
-    share_examples: bool = False,
-    seed_private_noise: bool = False,
+    limits: NodeLimits | Callable[[Context], NodeLimits] | None = None,
 ) -> ClientApp:
     """Return a ClientApp that trains and evaluates a task.
 
@@ -37,12 +37,8 @@ def task_client_app(
     make_task : callable
         Gets the node's context, returns its task, or a `TaskSet` if it trains several models
         (`MultiModel`). Called once per message: cache what is expensive, such as reading data.
-    share_examples : bool, default False
-        Whether nodes send their **raw training data** when the server asks for it. Only the
-        pooled reference run needs it, and only a simulation should ever set it.
-
-    seed_private_noise : bool, default False
-        See `good_enough_mod`; for simulations.
+    limits : NodeLimits, or callable that gets the node's context and returns them, optional
+        What the node gives away at most; by default what its ``--node-config`` says.
 
     Returns
     -------
@@ -53,7 +49,18 @@ def task_client_app(
         ``query.introduce``; every fault in the task becomes an error reply.
     """
     app = ClientApp()
-    guarded: list[Mod] = [fault_reply_mod]
+
+    def bounds(context: Context) -> NodeLimits:
+        if limits is None:
+            return NodeLimits.of_node(context.node_config)
+        return limits(context) if callable(limits) else limits
+
+    def limits_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        # Outermost: models and statistics of every kind pass here.
+        bounds(context).check_message(message)
+        return call_next(message, context)
+
+    guarded: list[Mod] = [fault_reply_mod, limits_mod]
 
     def spaces_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         # Inert unless the server asks for a space.
@@ -62,7 +69,7 @@ def task_client_app(
             lambda _: task.validation_data(),
             train=lambda _: task.training_data(),
             model=task.build_model,
-            seed_private_noise=seed_private_noise,
+            limits=bounds(context),
         )
         return mod(message, context, call_next)
 
@@ -80,9 +87,7 @@ def task_client_app(
         loss=lambda context, name, arrays: _loss(_several(make_task(context)).task(name), arrays),
     )
 
-    @app.train(
-        mods=[fault_reply_mod, several_mod, dynamic_averaging_mod(), spaces_mod, measuring_mod]
-    )
+    @app.train(mods=[*guarded, several_mod, dynamic_averaging_mod(), spaces_mod, measuring_mod])
     def train(message: Message, context: Context) -> Message:
         made = make_task(context)
         task = _pick(made, message)
@@ -129,13 +134,13 @@ def task_client_app(
     def introduce(message: Message, context: Context) -> Message:
         return Message(wire.pack_name(node_name(context)), reply_to=message)
 
-    if share_examples:
-
-        @app.query(wire.SHARE_EXAMPLES.split(".")[1], mods=guarded)
-        def share(message: Message, context: Context) -> Message:
-            features, labels = _pick(make_task(context), message).shared_examples()
-            reply = wire.pack_examples_reply(features, labels, name=node_name(context))
-            return Message(reply, reply_to=message)
+    @app.query(wire.SHARE_EXAMPLES.split(".")[1], mods=guarded)
+    def share(message: Message, context: Context) -> Message:
+        if not bounds(context).share_examples:
+            raise RefusedError("share_examples", "raw data stays here; only simulations share it")
+        features, labels = _pick(make_task(context), message).shared_examples()
+        reply = wire.pack_examples_reply(features, labels, name=node_name(context))
+        return Message(reply, reply_to=message)
 
     return app
 

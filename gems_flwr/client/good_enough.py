@@ -16,7 +16,6 @@ lowest layers are common to all nodes. The handler has to respect both; see
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterable
 from typing import cast
 
@@ -29,8 +28,10 @@ from torch import nn
 from gems_flwr import wire
 from gems_flwr.averaging import Arrays
 from gems_flwr.client.guard import fault_reply_mod, node_name
+from gems_flwr.client.limits import NodeLimits
 from gems_flwr.client.neurons import build_neurons
 from gems_flwr.client.privacy import refuse_bypass
+from gems_flwr.client.privacy_ledger import spend
 from gems_flwr.construct import LayerData, NeuronRequest, Quality, SpaceRequest, build_space
 from gems_flwr.networks import Data, LayerReader, weight_layers
 from gems_flwr.runtime.seeding import derive_seed
@@ -46,7 +47,7 @@ def good_enough_mod(
     model: Callable[[], nn.Module] | None = None,
     layer: str | None = None,
     activation: nn.Module | None = None,
-    seed_private_noise: bool = False,
+    limits: NodeLimits | None = None,
 ) -> Mod:
     """Return a mod that answers the server's requests for good-enough spaces.
 
@@ -64,27 +65,34 @@ def good_enough_mod(
     activation : torch.nn.Module, optional
         What follows the hidden layers where the model calls it as a function, which cannot be
         seen; ReLU by default.
-    seed_private_noise : bool, default False
-        Whether the noise of a differentially private space comes from the run's seed. That
-        repeats a simulation exactly, and protects nobody: leave it off for real data.
+    limits : NodeLimits, optional
+        What the node gives away at most. By default its ``--node-config`` says so, and where that
+        says nothing, the defaults of `NodeLimits` hold.
     """
 
     def good_enough(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         content = message.content
+        bounds = NodeLimits.of_node(context.node_config) if limits is None else limits
+        bounds.check_message(message)
         request, neurons = wire.requested_space(content), wire.requested_neurons(content)
         if request is not None or neurons is not None or wire.wants_score(content):
             refuse_bypass(call_next)
         if request is not None:
-            return space_reply(request, message, context, call_next)
+            return space_reply(request, bounds, message, context, call_next)
         if neurons is not None:
             return neurons_reply(neurons, message, context, call_next)
         if wire.wants_score(content):
-            return score_reply(message, context)
+            return score_reply(bounds, message, context)
         return call_next(message, context)
 
     def space_reply(
-        request: SpaceRequest, message: Message, context: Context, call_next: ClientAppCallable
+        request: SpaceRequest,
+        bounds: NodeLimits,
+        message: Message,
+        context: Context,
+        call_next: ClientAppCallable,
     ) -> Message:
+        request = bounds.narrowed(request)
         received = wire.to_numpy(_arrays(message))
         reader, held_out, output = read_output(received, context)
         trained = received
@@ -97,14 +105,18 @@ def good_enough_mod(
             _check_unchanged(received, trained, below)
         weight, bias = _layer(trained, output)
         name = node_name(context)
+        if request.private is not None:
+            spend(request.private.squared_mu, bounds, context)
         space = build_space(
             request,
             weight=weight,
             bias=bias,
             validation=reader.read(held_out, output),
             train=reader.read(train(context) if train else validation(context), output),
-            seed=_seed(request, message, name, seed_private_noise),
+            seed=derive_seed(_run_seed(message), "space", _round(message), name),
+            largest_rank=bounds.rank_cap,
         )
+        bounds.check_release(space)
         return Message(wire.pack_space_reply(space, name=name), reply_to=message)
 
     def neurons_reply(
@@ -133,11 +145,18 @@ def good_enough_mod(
         )
         return Message(content, reply_to=message)
 
-    def score_reply(message: Message, context: Context) -> Message:
+    def score_reply(bounds: NodeLimits, message: Message, context: Context) -> Message:
+        request, name = wire.requested_score(message.content), node_name(context)
+        bounds.check_score(request)
         received = wire.to_numpy(_arrays(message))
         reader, held_out, output = read_output(received, context)
-        score = _score(received, output, reader, held_out)
-        return Message(wire.pack_score_reply(score, name=node_name(context)), reply_to=message)
+        score, total = _score(received, output, reader, held_out)
+        if request.private is not None:
+            spend(request.private.squared_mu, bounds, context)
+            seed = derive_seed(_run_seed(message), "score", _round(message), name)
+            noise_seed = seed if request.dp_seeded else None
+            score = request.private.noised(round(score * total), total, noise_seed)
+        return Message(wire.pack_score_reply(score, name=name), reply_to=message)
 
     def read_output(received: Arrays, context: Context) -> tuple[LayerReader, Data, OutputLayer]:
         reader = LayerReader(received, model() if model else None, layer)
@@ -155,12 +174,6 @@ def _arrays(message: Message) -> ArrayRecord:
     if len(records) != 1:
         raise ValueError(f"expected one ArrayRecord with the model, got {len(records)}")
     return records[0]
-
-
-def _seed(request: SpaceRequest, message: Message, name: str, seeded: bool) -> int:
-    if request.private is not None and not seeded:
-        return secrets.randbits(63)
-    return derive_seed(_run_seed(message), "space", _round(message), name)
 
 
 def _run_seed(message: Message) -> int:
@@ -188,10 +201,14 @@ def _check_unchanged(sent: Arrays, trained: Arrays, frozen: Iterable[str]) -> No
         )
 
 
-def _score(arrays: Arrays, output: OutputLayer, reader: LayerReader, held_out: Data) -> float:
+def _score(
+    arrays: Arrays, output: OutputLayer, reader: LayerReader, held_out: Data
+) -> tuple[float, int]:
+    """Return the accuracy of a model, and on how many samples."""
     data = reader.read(held_out, output)
     weight, bias = _layer(arrays, output)
-    return Quality(1.0).score(*LayerData(weight, bias, data.inputs, data.labels).scores())
+    scores, labels = LayerData(weight, bias, data.inputs, data.labels).scores()
+    return Quality(1.0).score(scores, labels), len(labels)
 
 
 def _layer(arrays: Arrays, output: OutputLayer) -> tuple[torch.Tensor, torch.Tensor | None]:

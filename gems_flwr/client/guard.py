@@ -12,7 +12,7 @@ from __future__ import annotations
 from flwr.app import Context, Error, Message
 from flwr.clientapp.typing import ClientAppCallable
 
-from gems_flwr.errors import describe_fault
+from gems_flwr.errors import GemsError, describe_fault
 
 # Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION; the enum is not public.
 HANDLER_RAISED = 2
@@ -35,7 +35,8 @@ def fault_reply_mod(message: Message, context: Context, call_next: ClientAppCall
             return reply
         fault = f"the handler returned {type(reply).__name__}, expected a Message"
     except Exception as error:
-        fault = describe_fault(error)
+        # Errors of ours say what to do; for others the place may help.
+        fault = str(error) if isinstance(error, GemsError) else describe_fault(error)
     kind = message.metadata.message_type
     reason = f"{kind} failed on node {node_name(context)}: {fault}"
     return Message(Error(code=HANDLER_RAISED, reason=reason), reply_to=message)

@@ -24,6 +24,8 @@ Float = NDArray[np.float64]
 def top_eigenpairs(covariance: Float, rank: int) -> tuple[Float, Float, float]:
     """Return the largest eigenvalues (r,), their vectors (D, r), the sum of the other squares."""
     side = len(covariance)
+    if rank == 0:
+        return np.zeros(0), np.zeros((side, 0)), float((covariance**2).sum())
     if 3 * rank >= side or side < 64:
         values, vectors = np.linalg.eigh(covariance)
         return values[-rank:], vectors[:, -rank:], float((values[:-rank] ** 2).sum())
@@ -35,7 +37,7 @@ def top_eigenpairs(covariance: Float, rank: int) -> tuple[Float, Float, float]:
 
 
 def factor(covariance: Float, rank: int) -> tuple[Float, Float]:
-    """Return the factor (D, r) and the residual deviations (D,) of one covariance."""
+    """Return the factor (D, r) and the residual deviations (D,) of one covariance; r from 0."""
     values, vectors, residual = top_eigenpairs(covariance, min(rank, len(covariance)))
     top = vectors * np.sqrt(np.maximum(values, 0))
     diagonal = np.maximum(np.diag(covariance) - (top**2).sum(axis=1), 0)

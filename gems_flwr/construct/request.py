@@ -7,6 +7,7 @@ node's data into a space. Everything in between is in the other modules of this 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -14,11 +15,11 @@ import torch
 from torch import Tensor
 
 from gems_flwr.construct.build import build_ball, build_ellipsoid, radius_curve
-from gems_flwr.construct.cone import MIN_COUNT, build_cone
+from gems_flwr.construct.cone import MIN_COUNT, Rank, build_cone
 from gems_flwr.construct.json_request import JsonRequest
 from gems_flwr.construct.layer import LayerData
 from gems_flwr.construct.moments import ClassSums, in_chunks, sum_classes
-from gems_flwr.construct.privacy import PrivateRelease
+from gems_flwr.construct.privacy import PrivateRelease, PrivateScore
 from gems_flwr.construct.quality import Quality
 from gems_flwr.spaces.ball import Ball
 from gems_flwr.spaces.curve import CurvedSpace, thin_curve
@@ -52,20 +53,26 @@ class SpaceRequest(JsonRequest):
         c of Eq. 5: shortest axis of an ellipsoid relative to the longest, in (0, 1].
     curve : bool
         Whether the radius for every epsilon is sent along (sampled, worst and certified only).
-    rank : int, optional
-        Columns of the covariance factors of a cone, at least 1; full moments if left out.
+    rank : "auto", "full" or int
+        Columns of the covariance factors of a cone: as many as the samples of each class allow,
+        full moments, or a fixed number, at least 1; see `gems_flwr.construct.build_cone`.
     clusters : int
         Entries per class of a cone at most, at least 1.
     int8 : bool
         Whether low-rank moments are sent in eight bits.
-    min_count : int
-        Classes with fewer samples are withheld, at least 2.
+    min_count : int, optional
+        Classes with fewer samples are withheld, at least 2; see `gems_flwr.construct.least_count`.
     sums : bool
         Whether full moments are sent as plain sums over all classes, of one shape for every
         node: all that the server, or a secure summation before it, ever needs is their total.
     dp_epsilon, dp_delta, dp_clip : float
         Differentially private cone: privacy loss, chance of more, and the length to which
         inputs are clipped. Off while `dp_epsilon` is None.
+    dp_classes : sequence of int, optional
+        Classes in a private release; all of the task if left out.
+    dp_seeded : bool
+        Whether the noise is to come from the run's seed, which protects nobody. Simulations ask
+        for it; a node with data of its own refuses.
     """
 
     kind: Kind = "cone"
@@ -75,14 +82,16 @@ class SpaceRequest(JsonRequest):
     directions: int = 500
     floor: float = 0.1
     curve: bool = False
-    rank: int | None = None
+    rank: Rank = "auto"
     clusters: int = 1
     int8: bool = True
-    min_count: int = MIN_COUNT
+    min_count: int | None = None
     sums: bool = False
     dp_epsilon: float | None = None
     dp_delta: float = 1e-5
     dp_clip: float = 1.0
+    dp_classes: Sequence[int] | None = None
+    dp_seeded: bool = False
 
     def __post_init__(self) -> None:
         top = 1.0 if self.measure == "accuracy" else float("inf")
@@ -92,14 +101,18 @@ class SpaceRequest(JsonRequest):
             "radius": (self.radius in METHODS, f"one of {list(METHODS)}"),
             "directions": (self.directions >= 1, "at least 1"),
             "floor": (0 < self.floor <= 1, "in (0, 1]"),
-            "rank": (self.rank is None or self.rank >= 1, "at least 1, or none"),
+            "rank": (is_rank(self.rank), "'auto', 'full' or a whole number from 1"),
             "clusters": (self.clusters >= 1, "at least 1"),
-            "min_count": (self.min_count >= 2, "at least 2"),
+            "min_count": (self.min_count is None or self.min_count >= 2, "at least 2, or none"),
         }
         if self.kind == "cone":
             rules["epsilon"] = (0.5 <= self.epsilon < 1, "in [0.5, 1) for a cone")
-            whole = self.rank is None and self.clusters == 1 and self.dp_epsilon is None
-            rules["sums"] = (not self.sums or whole, "false with rank, clusters or dp_epsilon")
+            whole = not isinstance(self.rank, int) and self.clusters == 1
+            whole = whole and self.dp_epsilon is None
+            rules["sums"] = (
+                not self.sums or whole,
+                "false with a fixed rank, clusters or dp_epsilon",
+            )
         else:
             rules["epsilon"] = (0 < self.epsilon <= top, f"in (0, {top:g}]")
             curved = not self.curve or (self.radius in CURVED and self.measure == "accuracy")
@@ -112,7 +125,39 @@ class SpaceRequest(JsonRequest):
         """The private release that is asked for, if any."""
         if self.dp_epsilon is None:
             return None
-        return PrivateRelease(self.dp_epsilon, self.dp_delta, self.dp_clip)
+        classes = None if self.dp_classes is None else tuple(self.dp_classes)
+        return PrivateRelease(self.dp_epsilon, self.dp_delta, self.dp_clip, classes)
+
+
+def is_rank(value: object) -> bool:
+    """Return whether something can be the rank of a cone."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return value >= 1 if whole else value in ("auto", "full")  # type: ignore[operator]
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoreRequest(JsonRequest):
+    """How a node is to tell how accurate a model is on its held-out data.
+
+    Parameters
+    ----------
+    dp_epsilon, dp_delta : float
+        Differentially private score; exact while `dp_epsilon` is None.
+    dp_seeded : bool
+        As in `SpaceRequest`.
+    """
+
+    dp_epsilon: float | None = None
+    dp_delta: float = 1e-5
+    dp_seeded: bool = False
+
+    def __post_init__(self) -> None:
+        _ = self.private
+
+    @property
+    def private(self) -> PrivateScore | None:
+        """The private release that is asked for, if any."""
+        return None if self.dp_epsilon is None else PrivateScore(self.dp_epsilon, self.dp_delta)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -131,6 +176,7 @@ def build_space(
     validation: LayerInputs,
     train: LayerInputs,
     seed: int,
+    largest_rank: int | None = None,
 ) -> Space | CurvedSpace | ClassSums:
     """Build the space that was asked for.
 
@@ -145,8 +191,10 @@ def build_space(
     train : LayerInputs
         Where the moments of a cone come from.
     seed : int
-        Source of random directions, clusters and, for a private release, noise; that noise
-        protects nobody who can guess the seed.
+        Source of random directions and clusters, and of the noise of a private release only where
+        the request has `dp_seeded`.
+    largest_rank : int, optional
+        Most directions of a class that ``rank="auto"`` comes to.
 
     Raises
     ------
@@ -157,7 +205,7 @@ def build_space(
     """
     if request.kind == "cone" and request.sums:
         sums = sum_classes(in_chunks(train.inputs, train.labels), max(2, weight.shape[0]))
-        return sums.over_all_classes(request.min_count)
+        return sums.over_all_classes(request.min_count or MIN_COUNT)
     if request.kind == "cone":
         return build_cone(
             train.inputs,
@@ -170,6 +218,8 @@ def build_space(
             epsilon=request.epsilon,
             private=request.private,
             seed=seed,
+            noise_seed=seed if request.dp_seeded else None,
+            largest_rank=largest_rank,
         )
     data = LayerData(weight, bias, validation.inputs, validation.labels)
     quality = Quality(request.epsilon, request.measure)

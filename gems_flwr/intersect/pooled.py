@@ -103,7 +103,8 @@ def pool_moments(cones: Sequence[ClassMomentCone]) -> PooledMoments:
             labels += cone.labels.tolist()
             counts += cone.counts.tolist()
             means += list(mean_values(cone))
-            factors += list(dense(cone.covariance.factors).astype(np.float64))
+            entries = range(len(cone.labels))
+            factors += [cone.covariance.factor(e).astype(np.float64) for e in entries]
             variances += list(dense(cone.covariance.deviations).astype(np.float64) ** 2)
     shares = np.array(counts, dtype=np.float64) / sum(counts)
     rank = max((f.shape[1] for f in factors), default=0)

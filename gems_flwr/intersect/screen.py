@@ -158,9 +158,9 @@ def entry_traces(cone: ClassMomentCone) -> Float:
     if isinstance(covariance, FullCovariance):
         return np.asarray(np.trace(covariance.matrices, axis1=1, axis2=2, dtype=np.float64))
     assert isinstance(covariance, LowRankCovariance)
-    factors = dense(covariance.factors).astype(np.float64)
     deviations = dense(covariance.deviations).astype(np.float64)
-    return np.asarray((factors**2).sum(axis=(1, 2)) + (deviations**2).sum(axis=1))
+    factors = (covariance.factor(entry).astype(np.float64) for entry in range(len(deviations)))
+    return np.asarray([(f**2).sum() for f in factors] + (deviations**2).sum(axis=1))
 
 
 def wrong_entries(cones: Sequence[ClassMomentCone]) -> list[NDArray[np.bool_]]:

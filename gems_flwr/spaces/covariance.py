@@ -2,7 +2,8 @@
 
 Beyond the papers, which name richer spaces as the way forward (2019, Section 4.6). A full
 covariance of D features is sent as its upper triangle, ``4 D (D + 1) / 2`` bytes. A low-rank
-one is ``F F^T + diag(s^2)``, with F of shape (D, r); F and s may be in int8.
+one is ``F F^T + diag(s^2)``, with F of shape (D, r), r the same for all entries of a cone or not;
+F and s may be in int8.
 """
 
 from __future__ import annotations
@@ -23,6 +24,14 @@ Values = NDArray[np.float32] | QuantizedArray
 def dense(values: Values) -> NDArray[np.float32]:
     """Return plain float32 values, whether they are stored in int8 or not."""
     return values.dense() if isinstance(values, QuantizedArray) else values
+
+
+def dense_part(values: Values, where: slice) -> NDArray[np.float32]:
+    """Return some entries (the first axis) as plain float32 values."""
+    if isinstance(values, QuantizedArray):
+        scales = values.scales if len(values.scales) == 1 else values.scales[where]
+        return np.asarray(values.codes[where].astype(np.float32) * scales)
+    return np.asarray(values[where])
 
 
 def check_values(key: str, values: object, shape: tuple[int | None, ...]) -> Values:
@@ -138,57 +147,91 @@ class LowRankCovariance:
 
     Parameters
     ----------
-    factors : array of shape (entries, D, r), float32 or int8
-        Top eigenvectors times the square roots of their eigenvalues.
+    factors : array of shape (entries, D, r), or (sum of ranks, D) with `ranks`; float32 or int8
+        Top eigenvectors times the square roots of their eigenvalues: as columns where all
+        entries have as many, as rows one entry after the other where they have not.
     deviations : array of shape (entries, D), float32 or int8
         Standard deviations of what the factors leave, not negative.
+    ranks : int array of shape (entries,), optional
+        Columns of each entry's factor, from 0 to D.
     """
 
     form: ClassVar[str] = "low_rank"
     keys: ClassVar[tuple[str, ...]] = (
-        *("factors", "factors.codes", "factors.scales"),
+        *("factors", "factors.codes", "factors.scales", "ranks"),
         *("deviations", "deviations.codes", "deviations.scales"),
     )
     factors: Values
     deviations: Values
+    ranks: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
-        factors = check_values("factors", self.factors, (None, None, None))
-        entries, features, _ = factors.shape
-        deviations = check_values("deviations", self.deviations, (entries, features))
-        lowest = float(dense(deviations).min())
-        if lowest < 0:
-            raise SpaceError("deviations", "values of at least 0", lowest)
-        object.__setattr__(self, "factors", factors)
-        object.__setattr__(self, "deviations", deviations)
+        set_ = object.__setattr__
+        if self.ranks is None:
+            set_(self, "factors", check_values("factors", self.factors, (None, None, None)))
+            entries, features = self.factors.shape[:2]
+        else:
+            set_(self, "ranks", check_array("ranks", self.ranks, (None,), 1e9, np.int64))
+            entries, features = len(self.ranks), int(np.shape(self.deviations)[-1])
+            lowest, highest = int(self.ranks.min()), int(self.ranks.max())
+            if lowest < 0 or highest > features:
+                raise SpaceError("ranks", f"from 0 to {features}", f"{lowest} to {highest}")
+            columns = int(self.ranks.sum())
+            set_(self, "factors", check_values("factors", self.factors, (columns, features)))
+        set_(self, "deviations", check_values("deviations", self.deviations, (entries, features)))
+        lowest_deviation = float(dense(self.deviations).min())
+        if lowest_deviation < 0:
+            raise SpaceError("deviations", "values of at least 0", lowest_deviation)
 
     @property
     def shape(self) -> tuple[int, int]:
         """Entries and features."""
-        return self.factors.shape[0], self.factors.shape[1]
+        return self.deviations.shape[0], self.deviations.shape[1]
 
     @property
     def size_bytes(self) -> int:
         """Bytes as stored."""
-        return int(self.factors.nbytes + self.deviations.nbytes)
+        ranks = 0 if self.ranks is None else 4 * len(self.ranks)
+        return int(self.factors.nbytes + self.deviations.nbytes + ranks)
+
+    def rank(self, index: int) -> int:
+        """Return how many columns one entry's factor has."""
+        return self.factors.shape[2] if self.ranks is None else int(self.ranks[index])
+
+    def factor(self, index: int) -> NDArray[np.float32]:
+        """Return one entry's factor, of shape (D, r)."""
+        if self.ranks is None:
+            return np.asarray(dense_part(self.factors, slice(index, index + 1))[0])
+        end = int(self.ranks[: index + 1].sum())
+        return np.asarray(dense_part(self.factors, slice(end - self.rank(index), end)).T)
 
     def dense_matrix(self, index: int) -> NDArray[np.float64]:
         """Return one entry's covariance."""
-        factor = dense(self.factors)[index].astype(np.float64)
+        factor = self.factor(index).astype(np.float64)
         matrix = factor @ factor.T
         matrix[np.diag_indices_from(matrix)] += dense(self.deviations)[index].astype(float) ** 2
         return np.asarray(matrix)
 
     def select(self, keep: NDArray[np.bool_]) -> LowRankCovariance:
         """Return some of the entries."""
-        factors, deviations = (select_values(v, keep) for v in (self.factors, self.deviations))
-        return LowRankCovariance(factors, deviations)
+        deviations = select_values(self.deviations, keep)
+        if self.ranks is None:
+            return LowRankCovariance(select_values(self.factors, keep), deviations)
+        factors = select_values(self.factors, np.repeat(keep, self.ranks))
+        return LowRankCovariance(factors, deviations, self.ranks[keep])
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the stored arrays."""
-        return pack_values("factors", self.factors) | pack_values("deviations", self.deviations)
+        # Without any column there is nothing to send: arrays of no length are refused.
+        arrays = pack_values("factors", self.factors) if self.factors.shape[0] else {}
+        arrays |= pack_values("deviations", self.deviations)
+        return arrays if self.ranks is None else arrays | {"ranks": self.ranks.astype(np.int32)}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any]) -> LowRankCovariance:
         """Rebuild from what `to_arrays` returned."""
-        return cls(unpack_values("factors", arrays), unpack_values("deviations", arrays))
+        deviations, ranks = unpack_values("deviations", arrays), arrays.get("ranks")
+        if ranks is not None and not np.any(ranks):
+            none = np.zeros((0, np.shape(deviations)[-1]), dtype=np.float32)
+            return cls(none, deviations, ranks)
+        return cls(unpack_values("factors", arrays), deviations, ranks)

@@ -64,7 +64,9 @@ class QuantizedArray:
         return self.codes.astype(np.float32) * self.scales
 
 
-def quantize(values: ArrayLike, axis: int, round_up: bool = False) -> QuantizedArray:
+def quantize(
+    values: ArrayLike, axis: int, round_up: bool = False, least_step: ArrayLike = 0.0
+) -> QuantizedArray:
     """Return ``values`` in int8, one scale per group.
 
     Parameters
@@ -75,13 +77,29 @@ def quantize(values: ArrayLike, axis: int, round_up: bool = False) -> QuantizedA
         The axis along which one scale is shared.
     round_up : bool
         Round away from zero, so that a standard deviation is never understated.
+    least_step : float or array that broadcasts to the scales, default 0
+        Smallest scale of a group: coarser than eight bits need where values must not be told
+        that precisely.
     """
     array = np.asarray(values, dtype=np.float64)
     scales = np.abs(array).max(axis=axis, keepdims=True) / LEVELS
+    scales = np.where(scales > 0, np.maximum(scales, least_step), 0.0)
     safe = np.where(scales > 0, scales, 1.0)
     # The float32 scale is what the reader multiplies with, so codes are made from it.
     stored = np.nextafter(safe.astype(np.float32), np.float32(np.inf), dtype=np.float32)
-    steps = array / stored.astype(np.float64)
-    rounded = np.sign(steps) * np.ceil(np.abs(steps) - 1e-9) if round_up else np.rint(steps)
-    codes = np.clip(rounded, -LEVELS, LEVELS).astype(np.int8)
-    return QuantizedArray(codes, np.where(scales > 0, stored, 0).astype(np.float32))
+    codes = np.clip(_codes(array, stored.astype(np.float64), round_up), -LEVELS, LEVELS)
+    return QuantizedArray(codes.astype(np.int8), np.where(scales > 0, stored, 0).astype(np.float32))
+
+
+def rounded(values: ArrayLike, step: ArrayLike, round_up: bool = False) -> NDArray[np.float64]:
+    """Return ``values`` as multiples of ``step``; a step of 0 leaves them as they are."""
+    array, steps = np.asarray(values, dtype=np.float64), np.asarray(step, dtype=np.float64)
+    safe = np.where(steps > 0, steps, 1.0)
+    return np.asarray(np.where(steps > 0, _codes(array, safe, round_up) * safe, array))
+
+
+def _codes(array: NDArray[np.float64], steps: NDArray[np.float64], up: bool) -> NDArray[np.float64]:
+    ratio = array / steps
+    if up:
+        return np.asarray(np.sign(ratio) * np.ceil(np.abs(ratio) - 1e-9))
+    return np.asarray(np.rint(ratio))

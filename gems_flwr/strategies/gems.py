@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,14 @@ from numpy.typing import NDArray
 
 from gems_flwr import wire
 from gems_flwr.averaging import Arrays
-from gems_flwr.construct import ClassSums, SpaceRequest, cone_from_sums
+from gems_flwr.construct import (
+    MIN_COUNT,
+    ClassSums,
+    Rank,
+    ScoreRequest,
+    SpaceRequest,
+    cone_from_sums,
+)
 from gems_flwr.errors import Failure, RoundFailedError
 from gems_flwr.intersect import (
     Aggregate,
@@ -80,8 +87,10 @@ class Gems(RoundLoop):
     radius : {"sampled", "worst", "certified", "bisection", "growing"}
         How radii are found. ``sampled`` is the papers' and too large: random directions miss
         the bad ones. ``worst`` and ``certified`` are honest, and then balls rarely meet.
-    directions, floor, rank, clusters, int8, min_count, sums, dp_epsilon, dp_delta, dp_clip
+    directions, floor, rank, clusters, int8, min_count, sums
         See `gems_flwr.construct.SpaceRequest`.
+    dp_epsilon, dp_delta, dp_clip, dp_classes, dp_seeded
+        The same; scores for `verify` and `audit` are then asked for with as much noise, too.
     select : {"first", "margin", "objective"}, optional
         Which point of the intersection; see `gems_flwr.intersect.intersect`.
     ridge : float, optional
@@ -125,14 +134,16 @@ class Gems(RoundLoop):
     radius: Literal["sampled", "worst", "certified", "bisection", "growing"] = "sampled"
     directions: int = 500
     floor: float = 0.1
-    rank: int | None = None
+    rank: Rank = "auto"
     clusters: int = 1
     int8: bool = True
-    min_count: int = 32
+    min_count: int | None = None
     sums: bool = False
     dp_epsilon: float | None = None
     dp_delta: float = 1e-5
     dp_clip: float = 1.0
+    dp_classes: Sequence[int] | None = None
+    dp_seeded: bool = False
     select: Literal["first", "margin", "objective"] | None = None
     ridge: float | None = None
     class_weight: Literal["counts", "balanced"] = "counts"
@@ -313,7 +324,7 @@ class Gems(RoundLoop):
             if isinstance(s, ClassSums)
         ]
         total = sum(parts[1:], parts[0])
-        return {"all nodes": cone_from_sums(total, min_count=self.min_count)}
+        return {"all nodes": cone_from_sums(total, min_count=self.min_count or MIN_COUNT)}
 
     def _screened(
         self, spaces: dict[str, Space | CurvedSpace]
@@ -346,8 +357,9 @@ class Gems(RoundLoop):
         record = wire.to_record(arrays)
         # As train messages, because every client has a handler for those, and the mod around it.
         messages = self.messages(server_round, nodes, wire.TRAIN, record, config, step=step)
+        request = ScoreRequest(self.dp_epsilon, self.dp_delta, self.dp_seeded)
         for message in messages:
-            wire.ask_for_score(message.content)
+            wire.ask_for_score(message.content, request)
         answers = self.accept(self.collect(messages), wire.unpack_score_reply)
         return {answer.node: answer.value for answer in answers}
 

@@ -17,7 +17,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from gems_flwr.construct.moments import ClassSums
-from gems_flwr.construct.request import SpaceRequest
+from gems_flwr.construct.request import ScoreRequest, SpaceRequest
 from gems_flwr.errors import BadReplyError
 from gems_flwr.spaces import (
     Ball,
@@ -40,6 +40,7 @@ from gems_flwr.wire.keys import (
     JSON,
     METRICS,
     SCORE,
+    SCORE_REQUEST,
     SPACE,
     SPACE_META,
     SPACE_REQUEST,
@@ -58,9 +59,11 @@ def ask_for_space(content: RecordDict, request: SpaceRequest) -> None:
     _config(content)[SPACE_REQUEST] = request.to_json()
 
 
-def ask_for_score(content: RecordDict) -> None:
+def ask_for_score(content: RecordDict, request: ScoreRequest | None = None) -> None:
     """Ask in an instruction for the score of the model in it, and nothing else."""
     _config(content)[VERIFY] = True
+    if request is not None and request.private:
+        _config(content)[SCORE_REQUEST] = request.to_json()
 
 
 def requested_space(content: RecordDict) -> SpaceRequest | None:
@@ -72,6 +75,12 @@ def requested_space(content: RecordDict) -> SpaceRequest | None:
 def wants_score(content: RecordDict) -> bool:
     """Return whether an instruction asks for a score."""
     return bool(_config(content).get(VERIFY, False))
+
+
+def requested_score(content: RecordDict) -> ScoreRequest:
+    """Return how the score is to be told; exactly where nothing is said."""
+    text = _config(content).get(SCORE_REQUEST)
+    return ScoreRequest.from_json(text) if isinstance(text, str) else ScoreRequest()
 
 
 def pack_space_reply(space: NodeSpace, *, name: str) -> RecordDict:
@@ -172,11 +181,12 @@ def _check_fit(space: Space, request: SpaceRequest, layer: OutputLayer) -> None:
 
 def _check_moments(cone: ClassMomentCone, request: SpaceRequest) -> None:
     """Refuse moments of another form than asked for: they would weigh and cost more."""
-    form = FullCovariance.form if request.rank is None else LowRankCovariance.form
-    if cone.covariance.form != form:
-        raise SpaceError("form", form, cone.covariance.form)
-    if isinstance(cone.covariance, LowRankCovariance) and request.rank is not None:
-        rank = cone.covariance.factors.shape[2]
+    forms = {"auto": (FullCovariance.form, LowRankCovariance.form), "full": (FullCovariance.form,)}
+    allowed = forms.get(str(request.rank), (LowRankCovariance.form,))
+    if cone.covariance.form not in allowed:
+        raise SpaceError("form", " or ".join(allowed), cone.covariance.form)
+    if isinstance(cone.covariance, LowRankCovariance) and isinstance(request.rank, int):
+        rank = max(cone.covariance.rank(entry) for entry in range(len(cone.labels)))
         if rank > request.rank:
             raise SpaceError("rank", f"at most {request.rank}", rank)
     entries = np.bincount(cone.labels, minlength=cone.num_classes)

@@ -88,6 +88,12 @@ def read_own_data(path: str | Path, dataset: Dataset) -> tuple[Examples, Example
     return _read(file, shape, classes), validation
 
 
+def own_folder(path: str | Path) -> Path:
+    """Return the folder of a node's own data."""
+    place = Path(path).expanduser()
+    return place if place.is_dir() else place.parent
+
+
 def _read(file: Path, shape: tuple[int, ...], classes: int) -> Examples:
     if not file.is_file():
         raise MissingDataError(

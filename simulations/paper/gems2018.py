@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from simulations.paper import plots
-from simulations.paper.methods import ENSEMBLES, PEERS, REFERENCES, peers
+from simulations.paper.methods import (
+    ENSEMBLES,
+    FULL_CONE,
+    FULL_HEAD,
+    PEERS,
+    REFERENCES,
+    peers,
+)
 from simulations.paper.spec import Cell, Reproduction, Scope, options
 
 PAPER = "GEMS 2018"
@@ -26,7 +33,7 @@ def _shallow(scope: Scope) -> list[Cell]:
     methods = {
         **REFERENCES,
         "GEMS ball": ("strategy=gems", *options(ball)),
-        "GEMS cone": ("strategy=gems",),
+        "GEMS cone": FULL_CONE,
         **peers("RegMean", "Fisher, K-FAC"),
     }
     return [
@@ -42,7 +49,7 @@ def _networks(scope: Scope, dataset: str, setting: str) -> list[Cell]:
         **REFERENCES,
         "GEMS": ("strategy=gems_layerwise", *options(ball)),
         "GEMS, tuned": ("strategy=gems_layerwise", *options(ball | tuned)),
-        "GEMS, cone head": ("strategy=gems_layerwise", *options(NEURONS)),
+        "GEMS, cone head": ("strategy=gems_layerwise", *options(NEURONS | FULL_HEAD)),
         **ENSEMBLES,
         **peers(*PEERS, network=True),
     }
@@ -89,7 +96,7 @@ def _neurons(scope: Scope) -> list[Cell]:
             group="neurons",
         )
         for epsilon in scope.pick(DEVIATIONS, DEVIATIONS[1::2])
-        for method, more in {"GEMS": ANY_BALL, "GEMS, cone head": {}}.items()
+        for method, more in {"GEMS": ANY_BALL, "GEMS, cone head": FULL_HEAD}.items()
     ]
 
 
@@ -98,7 +105,7 @@ def _mixing(scope: Scope) -> list[Cell]:
     methods = {
         **REFERENCES,
         "GEMS": ("strategy=gems_layerwise", *options(NEURONS | BALL)),
-        "GEMS, cone head": ("strategy=gems_layerwise", *options(NEURONS)),
+        "GEMS, cone head": ("strategy=gems_layerwise", *options(NEURONS | FULL_HEAD)),
     }
     return [
         Cell(

@@ -10,6 +10,7 @@ from simulations.paper import plots
 from simulations.paper.findings import Finding, Findings
 from simulations.paper.methods import (
     ENSEMBLES,
+    FULL_HEAD,
     PEERS,
     REFERENCES,
     RELEASED_RATE,
@@ -124,7 +125,7 @@ def _networks(scope: Scope, chosen_data: Sequence[Data], numbers: Sequence[int])
                 **neural_gems(scope, hidden=hidden, clusters=clusters, output=data.output_epsilon),
                 "GEMS, all neurons, cone head": (
                     "strategy=gems_layerwise",
-                    "strategy.merge=concat",
+                    *options({"merge": "concat"} | FULL_HEAD),
                 ),
                 **ENSEMBLES,
                 **peers(*PEERS, network=True),

@@ -25,7 +25,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from gems_flwr import scoring, wire
-from gems_flwr.client import task_client_app
+from gems_flwr.client import UNLIMITED, task_client_app
 from gems_flwr.networks import resize_model
 from gems_flwr.runtime import InProcessGrid
 from gems_flwr.runtime.seeding import generator
@@ -91,7 +91,7 @@ Rows = dict[str, dict[str, list[float]]]
 def run(overrides: Sequence[str], output: Path, console: Console) -> Path:
     """Run the study; return the path of its figure."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    base = ["strategy=gems_layerwise", "model=mlp", *overrides]
+    base = ["strategy=gems_layerwise", "strategy.output.rank=full", "model=mlp", *overrides]
     config = compose_config(base)
     rows: Rows = {}
     steps = len(SEEDS) * len(SETTINGS) * len(HEADS)
@@ -114,7 +114,9 @@ def run(overrides: Sequence[str], output: Path, console: Console) -> Path:
 def _one_seed(base: Sequence[str], rows: Rows) -> Any:
     """Fill in one seed's column, yielding after every run."""
     first = Experiment(compose_config(base))
-    app = task_client_app(lambda context: first.task(int(context.node_config["partition-id"])))
+    app = task_client_app(
+        lambda context: first.task(int(context.node_config["partition-id"])), limits=UNLIMITED
+    )
     for setting in SETTINGS:
         row = rows.setdefault(str(setting), {"hidden": []})
         for name, head in HEADS.items():

@@ -10,7 +10,8 @@ from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
 from torch import nn
 
 from gems_flwr import wire
-from gems_flwr.client import Report, Task, task_client_app
+from gems_flwr.client import UNLIMITED, Report, Task, task_client_app
+from gems_flwr.errors import RoundFailedError
 from gems_flwr.runtime import InProcessGrid
 from gems_flwr.strategies import FedAvg, Pooled
 
@@ -117,8 +118,8 @@ def test_raw_data_is_shared_only_by_an_app_that_was_built_to():
         strategy = Pooled(fit=lambda arrays, *rest: arrays, input_shape=(3,))
         return run(strategy, app).details["pooled_examples"]
 
-    assert pooled(task_client_app(lambda context: Sharing(), share_examples=True)) == 6
-    with pytest.raises(Exception, match="No query function registered"):
+    assert pooled(task_client_app(lambda context: Sharing(), limits=UNLIMITED)) == 6
+    with pytest.raises(RoundFailedError, match="limit share_examples: raw data stays here"):
         pooled(task_client_app(lambda context: Sharing()))
-    with pytest.raises(Exception, match="Noise shares no data"):
-        pooled(task_client_app(lambda context: Noise(), share_examples=True))
+    with pytest.raises(RoundFailedError, match="Noise shares no data"):
+        pooled(task_client_app(lambda context: Noise(), limits=UNLIMITED))

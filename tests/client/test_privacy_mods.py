@@ -11,7 +11,12 @@ from flwr.server.workflow import SecAggPlusWorkflow
 
 from conftest import initial_arrays, toy_app
 from gems_flwr import wire
-from gems_flwr.client import dynamic_averaging_mod, good_enough_mod, statistics_mod
+from gems_flwr.client import (
+    NodeLimits,
+    dynamic_averaging_mod,
+    good_enough_mod,
+    statistics_mod,
+)
 from gems_flwr.client.privacy import inner_mods
 from gems_flwr.errors import RoundFailedError
 from gems_flwr.runtime import InProcessGrid
@@ -21,6 +26,7 @@ CLIP = 0.5
 SHAPE = (2, 3)
 # Sensitivity 0 adds no noise: what is left is the clipping, which can be computed.
 NO_NOISE = LocalDpMod(clipping_norm=CLIP, sensitivity=0.0, epsilon=1.0, delta=1e-5)
+ANY_RANK = NodeLimits(largest_rank="full")
 NOISE = LocalDpMod(clipping_norm=CLIP, sensitivity=1.0, epsilon=1.0, delta=1e-5)
 
 
@@ -99,8 +105,8 @@ def test_what_dynamic_averaging_reports_is_made_from_noised_models_too():
     ("strategy", "mod"),
     [
         (DynamicAveraging(delta=1e9), dynamic_averaging_mod()),
-        (Gems(min_count=2), good_enough_mod(data)),
-        (Gems(sums=True, min_count=2), good_enough_mod(data)),
+        (Gems(min_count=2), good_enough_mod(data, limits=ANY_RANK)),
+        (Gems(sums=True, min_count=2), good_enough_mod(data, limits=ANY_RANK)),
         (MergedModels(), statistics_mod(data)),
     ],
 )
@@ -123,11 +129,11 @@ def test_around_our_mods_local_dp_refuses_and_the_log_says_so(strategy, mod, cap
 def test_inside_the_spaces_mod_they_would_be_bypassed_and_that_is_refused(inside, options):
     name = type(inside).__name__ if inside is NOISE else inside.__name__
     with pytest.raises(RoundFailedError, match=f"{name} is inside good_enough_mod"):
-        start(Gems(**options), app_with(good_enough_mod(data), inside))
+        start(Gems(**options), app_with(good_enough_mod(data, limits=ANY_RANK), inside))
 
 
 def test_without_a_request_for_a_space_the_order_does_not_matter():
-    result = start(FedAvg(), app_with(good_enough_mod(data), NO_NOISE))
+    result = start(FedAvg(), app_with(good_enough_mod(data, limits=ANY_RANK), NO_NOISE))
     assert flat(result) == pytest.approx(np.full(8, CLIP / np.sqrt(8)), rel=1e-5)
 
 
@@ -135,7 +141,12 @@ def test_other_mods_inside_are_nobodys_business():
     def harmless(message, context, call_next):
         return call_next(message, context)
 
-    assert start(Gems(min_count=2), app_with(good_enough_mod(data), harmless)).failures == ()
+    assert (
+        start(
+            Gems(min_count=2), app_with(good_enough_mod(data, limits=ANY_RANK), harmless)
+        ).failures
+        == ()
+    )
 
 
 def test_mods_are_found_where_flower_wraps_them():
@@ -151,7 +162,10 @@ def test_mods_are_found_where_flower_wraps_them():
 
 
 def test_private_moments_need_no_mod():
-    result = start(Gems(dp_epsilon=10.0, dp_clip=5.0, min_count=2), app_with(good_enough_mod(data)))
+    result = start(
+        Gems(dp_epsilon=10.0, dp_clip=5.0, min_count=2),
+        app_with(good_enough_mod(data, limits=ANY_RANK)),
+    )
     assert result.failures == ()
 
 
@@ -160,7 +174,7 @@ def test_private_moments_need_no_mod():
 
 @pytest.mark.parametrize("strategy", [FedAvg(), DynamicAveraging(), Gems(sums=True, min_count=2)])
 def test_under_secure_aggregation_our_strategies_refuse_with_what_to_do(strategy):
-    mods = [secaggplus_mod, dynamic_averaging_mod(), good_enough_mod(data)]
+    mods = [secaggplus_mod, dynamic_averaging_mod(), good_enough_mod(data, limits=ANY_RANK)]
     with pytest.raises(RoundFailedError, match="only Flower's legacy SecAggPlusWorkflow speaks"):
         start(strategy, app_with(*mods))
 

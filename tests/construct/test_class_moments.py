@@ -35,7 +35,7 @@ def samples(seed=0, n=300, features=5, classes=3):
 
 def test_moments_are_those_of_numpy():
     x, y = samples()
-    cone = build_cone(x, y, 4)
+    cone = build_cone(x, y, 4, rank="full")
     assert cone.labels.tolist() == [0, 1, 2]
     for entry, label in enumerate(cone.labels):
         mine = x[y == int(label)].numpy().astype(float)
@@ -66,7 +66,7 @@ def test_sums_over_any_split_are_the_sums_of_the_whole(seed, nodes):
 def test_a_class_with_few_samples_is_withheld_and_listed():
     x, y = samples()
     y[:] = torch.where(torch.arange(len(y)) < 5, 2, y.clamp_max(1))
-    cone = build_cone(x, y, 3, min_count=20)
+    cone = build_cone(x, y, 3, rank="full", min_count=20)
     assert cone.labels.tolist() == [0, 1]
     assert cone.withheld == (2,)
     assert cone.withheld_count == 5
@@ -81,7 +81,7 @@ def test_an_entry_never_has_fewer_samples_than_its_rank():
     cone = build_cone(x, y, 2, rank=4, min_count=1)
     assert cone.withheld == (1,)
     with pytest.raises(SpaceError, match="rank"):
-        compress(build_cone(x, y, 2, min_count=1), rank=4)
+        compress(build_cone(x, y, 2, rank="full", min_count=1), rank=4)
     with pytest.raises(SpaceError, match="rank"):
         compress(cone, rank=0)
 
@@ -102,7 +102,7 @@ def test_the_factor_is_the_best_and_the_inflation_keeps_the_residual_s_size(seed
 
 def test_full_rank_loses_nothing():
     x, y = samples()
-    full, low = build_cone(x, y, 3), build_cone(x, y, 3, rank=5, int8=False)
+    full, low = (build_cone(x, y, 3, rank=rank, int8=False) for rank in ("full", 5))
     for entry in range(3):
         np.testing.assert_allclose(
             low.covariance.dense_matrix(entry), full.covariance.dense_matrix(entry), atol=1e-3
@@ -159,7 +159,7 @@ def test_the_noise_is_exactly_private(epsilon, delta):
 def test_a_private_release_says_so_and_hides_one_sample():
     x, y = samples(n=2000)
     release = PrivateRelease(epsilon=5.0, delta=1e-5, clip=20.0, classes=(0, 1, 2))
-    cone = build_cone(x, y, 4, private=release, seed=3)
+    cone = build_cone(x, y, 4, private=release, noise_seed=3)
     assert cone.privacy == (5.0, 1e-5)
     assert set(cone.labels.tolist()) == {0, 1, 2}
     for entry, label in enumerate(cone.labels):

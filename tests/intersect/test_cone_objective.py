@@ -31,19 +31,19 @@ def accuracy(point, x, y, classes=4):
 @given(st.integers(0, 10_000), st.integers(1, 8), st.booleans())
 def test_full_moments_give_the_same_model_for_any_split(seed, nodes, by_label):
     x, y = samples()
-    whole = solve_cones([build_cone(x, y, 4, min_count=1)])
+    whole = solve_cones([build_cone(x, y, 4, rank="full", min_count=1)])
     rng = np.random.default_rng(seed)
     owner = torch.from_numpy(rng.integers(nodes, size=len(x)))
     if by_label:
         owner = torch.from_numpy(rng.integers(nodes, size=4))[y]
     held = [owner == k for k in range(nodes) if bool((owner == k).any())]
-    split = solve_cones([build_cone(x[m], y[m], 4, min_count=1) for m in held])
+    split = solve_cones([build_cone(x[m], y[m], 4, rank="full", min_count=1) for m in held])
     np.testing.assert_allclose(split.point, whole.point, atol=2e-3 * np.abs(whole.point).max())
 
 
 def test_pooled_moments_are_those_of_the_pooled_data():
     x, y = samples()
-    parts = [build_cone(x[i::3], y[i::3], 4, min_count=1) for i in range(3)]
+    parts = [build_cone(x[i::3], y[i::3], 4, rank="full", min_count=1) for i in range(3)]
     pooled = pool_moments(parts)
     for entry, label in enumerate(pooled.labels):
         mine = x[y == int(label)].double().numpy()

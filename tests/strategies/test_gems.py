@@ -13,13 +13,15 @@ from torch import nn
 
 from conftest import record_equal
 from gems_flwr import wire
-from gems_flwr.client import good_enough_mod
+from gems_flwr.client import UNLIMITED, NodeLimits, good_enough_mod
 from gems_flwr.construct import SpaceRequest
 from gems_flwr.errors import RoundFailedError
 from gems_flwr.intersect import EmptyIntersectionError
 from gems_flwr.runtime import InProcessGrid, MeteredGrid
 from gems_flwr.spaces import load_space
 from gems_flwr.strategies import FedAvg, Gems
+
+ANY_RANK = NodeLimits(largest_rank="full")
 
 
 def fit(weight, bias, x, y, steps=200):
@@ -225,7 +227,8 @@ def test_fine_tuning_on_public_data_helps_or_does_no_harm(space):
 
 
 def test_low_rank_and_clusters_reach_the_node(tmp_path):
-    result = run(Gems(rank=2, clusters=2, min_count=10, checkpoint_dir=tmp_path))
+    strategy = Gems(rank=2, clusters=2, min_count=10, checkpoint_dir=tmp_path)
+    result = run(strategy, linear_app(limits=ANY_RANK))
     assert accuracy(result.arrays) > 0.9
     cone = load_space(tmp_path / "spaces" / "0.space.safetensors")
     assert cone.covariance.form == "low_rank"
@@ -233,7 +236,8 @@ def test_low_rank_and_clusters_reach_the_node(tmp_path):
 
 
 def test_sums_give_the_same_layer_as_full_moments_without_looking_at_a_node():
-    apart, summed = run(Gems()), run(Gems(sums=True))
+    app = linear_app(limits=ANY_RANK)
+    apart, summed = run(Gems(rank="full"), app), run(Gems(sums=True), app)
     assert summed.arrays["weight"].numpy() == pytest.approx(
         apart.arrays["weight"].numpy(), rel=1e-2, abs=1e-3
     )
@@ -256,8 +260,8 @@ def test_a_private_space_says_so_and_its_noise_is_secret(tmp_path):
     two = run(Gems(**strategy))
     assert not record_equal(one.arrays, two.arrays)
     assert load_space(tmp_path / "spaces" / "0.space.safetensors").privacy == (5.0, 1e-5)
-    app = linear_app(seed_private_noise=True)
-    assert record_equal(run(Gems(**strategy), app).arrays, run(Gems(**strategy), app).arrays)
+    app, seeded = linear_app(limits=UNLIMITED), Gems(**strategy, dp_seeded=True)
+    assert record_equal(run(seeded, app).arrays, run(seeded, app).arrays)
 
 
 def test_the_result_is_the_same_every_time_and_depends_on_the_seed():
@@ -450,7 +454,8 @@ CONE_FAULTS = {
 @pytest.mark.parametrize("fault", CONE_FAULTS)
 def test_a_bad_cone_is_rejected_by_node_and_reason_and_the_others_are_aggregated(fault):
     spoil, words = CONE_FAULTS[fault]
-    result = run(Gems(min_nodes=1), linear_app(spoil=spoil), nodes=3)
+    app = linear_app(spoil=spoil, limits=ANY_RANK)
+    result = run(Gems(min_nodes=1, rank="full"), app, nodes=3)
     (failure,) = result.history[1].failures
     assert failure.node == "1"
     assert words in failure.reason
@@ -499,7 +504,8 @@ def test_bad_sums_are_rejected(fault):
         arrays[key] = change(arrays[key])
         content["class-sums"] = wire.to_record(arrays)
 
-    result = run(Gems(sums=True, min_nodes=1), linear_app(spoil=spoil), nodes=3)
+    app = linear_app(spoil=spoil, limits=ANY_RANK)
+    result = run(Gems(sums=True, min_nodes=1), app, nodes=3)
     (failure,) = result.history[1].failures
     assert words in failure.reason
 

@@ -1,0 +1,227 @@
+"""What a node gives away, decided on the node.
+
+A server asks; these limits answer. A request beyond them is refused with a reply that names the
+limit, and nothing is computed, spent or sent. They are an argument of the mods, or come from the
+node's own ``--node-config``, where whoever runs the node sets them without touching the app::
+
+    --node-config "require-dp=true dp-budget=3.0 privacy-ledger='/srv/spent.json'"
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from flwr.app import Message
+
+from gems_flwr import wire
+from gems_flwr.construct import (
+    MIN_COUNT,
+    ClassSums,
+    ScoreRequest,
+    SpaceRequest,
+    allowed_rank,
+    is_rank,
+    may_send_full,
+)
+from gems_flwr.errors import GemsError
+from gems_flwr.spaces import ClassMomentCone, CurvedSpace, LowRankCovariance, Space
+
+
+class RefusedError(GemsError, PermissionError):
+    """The server asks for more than the node's own limits allow."""
+
+    def __init__(self, limit: str, why: str) -> None:
+        super().__init__(f"refused by this node's limit {limit}: {why}")
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeLimits:
+    """What a node answers at most.
+
+    Parameters
+    ----------
+    min_count : int, default 2
+        Classes with fewer samples are never sent, at least 2. A request that names a smaller
+        number is refused; one that leaves it open gets this one.
+    largest_rank : "auto", "full" or int, default "auto"
+        Most directions of a class's covariance: no more than the number of its samples allows
+        (see `gems_flwr.construct.automatic`); any number, full moments and sums included; or a
+        fixed number, whatever the number of samples. Noise for differential privacy protects by
+        itself: such requests are not limited by it, nor by `min_count`.
+    require_dp : bool, default False
+        Whether nothing but differentially private moments and scores leaves the node. Models,
+        balls, statistics and exact scores are then refused.
+    dp_budget : float, optional
+        Epsilon of all private releases together, above 0, at `dp_delta`; past it the node refuses.
+        Needs `ledger`.
+    dp_delta : float, default 1e-5
+        Delta of the budget, in (0, 1).
+    ledger : path, optional
+        A file of the node's own in which the privacy spent is kept: a node's state in Flower is
+        gone when its SuperNode restarts.
+    allow_scores : bool, default True
+        Whether the node tells how accurate a model is on its own data.
+    share_examples, seeded_noise : bool, default False
+        Whether the node hands out its raw data (the pooled reference), and draws private noise
+        from the run's seed. For simulations only, where all data is on one machine anyway.
+    """
+
+    min_count: int = 2
+    largest_rank: int | Literal["auto", "full"] = "auto"
+    require_dp: bool = False
+    dp_budget: float | None = None
+    dp_delta: float = 1e-5
+    ledger: str | Path | None = None
+    allow_scores: bool = True
+    share_examples: bool = False
+    seeded_noise: bool = False
+
+    def __post_init__(self) -> None:
+        budget = self.dp_budget
+        rules = {
+            "min_count": (self.min_count >= 2, "at least 2"),
+            "largest_rank": (is_rank(self.largest_rank), "'auto', 'full' or a number from 1"),
+            "dp_budget": (budget is None or budget > 0, "above 0, or none"),
+            "dp_delta": (0 < self.dp_delta < 1, "in (0, 1)"),
+            "ledger": (
+                budget is None or self.ledger is not None,
+                "a file where there is a dp_budget, or a restart would forget what was spent",
+            ),
+        }
+        for name, (holds, allowed) in rules.items():
+            if not holds:
+                raise ValueError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
+
+    @classmethod
+    def of_node(cls, config: Mapping[str, Any]) -> NodeLimits:
+        """Return the limits in a node's ``--node-config``; defaults where it says nothing.
+
+        Raises
+        ------
+        ValueError
+            Names the key and what it may be.
+        """
+        given: dict[str, Any] = {}
+        for key, (name, kinds) in _NODE_KEYS.items():
+            if key not in config:
+                continue
+            value = config[key]
+            if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+                allowed = " or ".join(kind.__name__ for kind in kinds)
+                raise ValueError(f"node-config {key}: expected {allowed}, got {value!r}")
+            given[name] = value
+        return cls(**given)
+
+    @property
+    def rank_cap(self) -> int | None:
+        """The most directions that ``rank="auto"`` may come to, if that is a fixed number."""
+        return self.largest_rank if isinstance(self.largest_rank, int) else None
+
+    def narrowed(self, request: SpaceRequest) -> SpaceRequest:
+        """Return a request for a space as this node answers it.
+
+        Raises
+        ------
+        RefusedError
+            If it asks for more than the node allows.
+        """
+        if request.private is not None:
+            self._check_seeded(request.dp_seeded)
+            return request
+        if self.require_dp:
+            raise RefusedError("require_dp", f"a {request.kind} without noise; set dp_epsilon")
+        if request.kind != "cone":
+            return request
+        if request.min_count is None:
+            default = 2 if request.rank == "auto" else MIN_COUNT
+            return dataclasses.replace(request, min_count=max(default, self.min_count))
+        if request.min_count < self.min_count:
+            raise RefusedError(
+                "min_count", f"it is {self.min_count}, the server asks for {request.min_count}"
+            )
+        return request
+
+    def check_release(self, space: Space | CurvedSpace | ClassSums) -> None:
+        """Look at what is about to leave the node: how many directions of how many samples.
+
+        Raises
+        ------
+        RefusedError
+            If it is more than the node allows.
+        """
+        if self.largest_rank == "full" or not isinstance(space, ClassMomentCone | ClassSums):
+            return
+        if space.privacy is not None:
+            return
+        width = space.sums.shape[1] if isinstance(space, ClassSums) else space.num_features
+        for entry, (label, count) in enumerate(zip(space.labels, space.counts, strict=True)):
+            count = int(count)
+            if not count or (isinstance(space, ClassMomentCone) and self._allows(space, entry)):
+                continue
+            if may_send_full(count, width) and self.largest_rank == "auto":
+                continue
+            raise RefusedError("largest_rank", self._reason(space, entry, int(label), count, width))
+
+    def _allows(self, cone: ClassMomentCone, entry: int) -> bool:
+        if not isinstance(cone.covariance, LowRankCovariance):
+            return False
+        most = self.rank_cap
+        if most is None:
+            most = allowed_rank(int(cone.counts[entry]), cone.num_features)
+        return cone.covariance.rank(entry) <= most
+
+    def _reason(
+        self, space: ClassMomentCone | ClassSums, entry: int, label: int, count: int, width: int
+    ) -> str:
+        low = isinstance(space, ClassMomentCone) and isinstance(space.covariance, LowRankCovariance)
+        asked = f"{space.covariance.rank(entry)} directions" if low else "full moments"  # type: ignore[union-attr]
+        most = allowed_rank(count, width) if self.rank_cap is None else self.rank_cap
+        return (
+            f"class {label} has {count} samples of {width} features, of which it shows at most "
+            f"{most} directions, and the server asks for {asked}; ask for rank='auto'"
+        )
+
+    def check_score(self, request: ScoreRequest) -> None:
+        """Refuse a score that must not be told, or not exactly."""
+        if not self.allow_scores:
+            raise RefusedError("allow_scores", "this node tells nobody how accurate a model is")
+        if request.private is not None:
+            self._check_seeded(request.dp_seeded)
+        elif self.require_dp or self.dp_budget is not None:
+            raise RefusedError(
+                "require_dp" if self.require_dp else "dp_budget",
+                "an exact score; with dp_epsilon the server asks for a noised one",
+            )
+
+    def _check_seeded(self, seeded: bool) -> None:
+        if seeded and not self.seeded_noise:
+            raise RefusedError(
+                "seeded_noise", "noise from a known seed can be subtracted; ask without dp_seeded"
+            )
+
+    def check_message(self, message: Message) -> None:
+        """Refuse what is neither a space nor a score where all must be private."""
+        content, kind = message.content, message.metadata.message_type
+        asked = wire.requested_space(content) is not None or wire.wants_score(content)
+        if kind.startswith(wire.EVALUATE) and not asked:
+            self.check_score(ScoreRequest())
+        if self.require_dp and not asked and kind.startswith(wire.TRAIN):
+            raise RefusedError("require_dp", "models and statistics leave the node without noise")
+
+
+UNLIMITED = NodeLimits(largest_rank="full", share_examples=True, seeded_noise=True)
+"""For simulations: all that the papers' experiments ask for."""
+
+# Key in a node's config, field, and what kinds of values it takes.
+_NODE_KEYS: dict[str, tuple[str, tuple[type, ...]]] = {
+    "min-count": ("min_count", (int,)),
+    "largest-rank": ("largest_rank", (int, str)),
+    "require-dp": ("require_dp", (bool,)),
+    "dp-budget": ("dp_budget", (float, int)),
+    "dp-delta": ("dp_delta", (float,)),
+    "privacy-ledger": ("ledger", (str,)),
+    "allow-scores": ("allow_scores", (bool,)),
+}
