@@ -282,8 +282,9 @@ class Experiment:
             "initialise": self._initialise,
             "build_model": self.build_model,
             "learn": self._learn_serially,
-            "dp_seeded": simulated,
         }
+        if simulated:
+            offered["dp_seeded"] = True
         if "buffers" in accepted:
             floats = (n for n, b in self._initial_model.named_buffers() if b.is_floating_point())
             offered["buffers"] = tuple(floats)

@@ -1,7 +1,7 @@
 """``python -m simulations.studies STUDY [overrides]``.
 
-Studies: differences, frontiers, honest_radii, hostile, layer_size, multi_model, soak. The papers'
-own experiments are those of ``python -m simulations.paper``.
+Studies: differences, frontiers, honest_radii, hostile, layer_size, leaks, multi_model, soak. The
+papers' own experiments are those of ``python -m simulations.paper``.
 
 Overrides are those of ``python -m simulations.run``; data set, partition, nodes and seed count.
 """
@@ -24,6 +24,7 @@ from simulations.studies import (
     honest_radii,
     hostile,
     layer_size,
+    leaks,
     multi_model,
     soak,
 )
@@ -34,6 +35,7 @@ STUDIES = {
     "honest_radii": honest_radii.run,
     "hostile": hostile.run,
     "layer_size": layer_size.run,
+    "leaks": leaks.run,
     "multi_model": multi_model.run_all,
     "soak": soak.run,
 }

@@ -165,3 +165,18 @@ def test_a_run_that_fails_ends_with_another_status(federation, tmp_path, monkeyp
     assert "finished:failed" in said
     assert "3 nodes are connected after 1 s, min_nodes is 9" in said
     assert command_line(["run", str(tmp_path), federation.flwr.superlink]) == 2
+
+
+def test_real_nodes_hand_out_no_examples_and_draw_no_noise_from_a_known_seed(federation, tmp_path):
+    """Both were given away once: whoever asks is refused by every node, by the name of its limit."""
+    for number, (asked, limit) in enumerate(
+        (
+            ("strategy=global nodes=3 partition=iid", "share_examples"),
+            (f"{GEMS} strategy.dp_epsilon=1 strategy.dp_seeded=true", "seeded_noise"),
+        )
+    ):
+        run_id = submit(federation, asked, tmp_path / str(number))
+        assert federation.flwr.wait(run_id, RUN_SECONDS) != COMPLETED
+        log = federation.flwr.log(run_id)
+        refused = rf'event=left_out round=1 node=(\d) reason=".*this node\'s limit {limit}:'
+        assert sorted(set(re.findall(refused, log))) == sorted(NODES), log[-3000:]
