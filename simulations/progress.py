@@ -68,14 +68,14 @@ class ProgressBar(Callback):
         self._show()
 
     def on_round_end(self, record: RoundRecord) -> None:
-        """Advance the bar and say who failed."""
+        """Advance the bar and say who failed, and who is called as another is."""
         self._bytes += record.traffic.bytes_up + record.traffic.bytes_down
         self._accuracy = record.metric("accuracy")
         self._progress.update(self._task, completed=record.round)
         self._show()
-        for failure in record.failures:
+        for trouble in (*record.failures, *record.name_disputes):
             self._progress.console.print(
-                f"round {record.round}: {failure}", style="yellow", markup=False, highlight=False
+                f"round {record.round}: {trouble}", style="yellow", markup=False, highlight=False
             )
 
     def _show(self) -> None:

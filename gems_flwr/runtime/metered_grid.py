@@ -15,18 +15,25 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from flwr.app import Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from gems_flwr import wire
 
+# Flower's code for a node that does not answer any more; the enum is not public.
+NODE_LOST = 5
 _LONGEST_POLL_SECONDS = 3.0
 _SHORTEST_POLL_SECONDS = 0.02
+_NOT_TAKEN = (
+    "the SuperLink did not take the message: the node has left the federation, or the message is "
+    "too large"
+)
+_STARTED_ANEW = "the node was started anew before it had answered"
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,8 @@ class MeteredGrid(Grid):
         self._grid = grid
         self._total = Traffic()
         self._cells: defaultdict[tuple[int, int], Traffic] = defaultdict(Traffic)
-        self._round_of_message: dict[str, int] = {}
+        # By message: the round that it belongs to and the node that it was sent to.
+        self._sent: dict[str, tuple[int, int]] = {}
         self._round_of_node: dict[int, int] = {}
 
     @classmethod
@@ -163,6 +171,10 @@ class MeteredGrid(Grid):
         `send_and_receive` holds all replies back until the slowest node has answered; whoever
         wants to put them on disk, or to show progress, needs them one by one.
 
+        A message that the grid does not take, and one whose node has been started anew since (the
+        process that was asked is gone, so no answer will ever come), are answered with an error
+        at once, as Flower answers for a node that it has lost.
+
         Parameters
         ----------
         messages : iterable of Message
@@ -170,9 +182,15 @@ class MeteredGrid(Grid):
         timeout : float, optional
             Seconds to wait for the replies; None waits for ever.
         """
+        messages = list(messages)
+        collect = getattr(self._grid, "collect", None)
+        before = {} if collect else self._starts()
         waiting = {message_id for message_id in self.push_messages(messages) if message_id}
-        if hasattr(self._grid, "collect"):
-            for reply in self._grid.collect(waiting, timeout=timeout):
+        for message in messages:
+            if message.metadata.message_id and message.metadata.message_id not in waiting:
+                yield _lost(message, _NOT_TAKEN)
+        if collect:
+            for reply in collect(waiting, timeout=timeout):
                 self._count_up([reply])
                 yield reply
             return
@@ -185,10 +203,32 @@ class MeteredGrid(Grid):
             waited = time.monotonic() - started
             if timeout is not None and waited >= timeout:
                 return
-            if waiting and not replies:
-                # Short waits for short rounds; long rounds do not need a poll each instant.
-                pause = max(_SHORTEST_POLL_SECONDS, min(_LONGEST_POLL_SECONDS, waited / 10))
-                time.sleep(pause if timeout is None else min(pause, timeout - waited))
+            if replies or not waiting:
+                continue
+            # Short waits for short rounds; long rounds do not need a poll each instant.
+            pause = max(_SHORTEST_POLL_SECONDS, min(_LONGEST_POLL_SECONDS, waited / 10))
+            if pause == _LONGEST_POLL_SECONDS:
+                for message in self._orphans(messages, waiting, before):
+                    waiting.remove(message.metadata.message_id)
+                    yield _lost(message, _STARTED_ANEW)
+            time.sleep(pause if timeout is None else min(pause, timeout - waited))
+
+    def _orphans(
+        self, messages: list[Message], waiting: set[str], before: Mapping[int, str]
+    ) -> list[Message]:
+        """Return the messages whose nodes have been started anew since `before`."""
+        now = self._starts()
+        return [
+            message
+            for message in messages
+            if message.metadata.message_id in waiting
+            and before.get(node := message.metadata.dst_node_id)
+            and now.get(node, before[node]) != before[node]
+        ]
+
+    def _starts(self) -> dict[int, str]:
+        """Return when each connected node was last started, where the grid knows it."""
+        return {node.node_id: node.last_activated_at for node in self._grid.get_nodes()}
 
     # --- counting -----------------------------------------------------------------------------
 
@@ -196,16 +236,17 @@ class MeteredGrid(Grid):
         for message in messages:
             server_round = wire.instruction_round(message.content) or 0
             node = message.metadata.dst_node_id
-            self._round_of_message[message.metadata.message_id] = server_round
+            self._sent[message.metadata.message_id] = (server_round, node)
             self._round_of_node[node] = server_round
             size = wire.payload_bytes(message.content)
             self._add(server_round, node, Traffic(bytes_down=size, messages_down=1))
 
     def _count_up(self, replies: list[Message]) -> None:
         for reply in replies:
-            node = reply.metadata.src_node_id
-            server_round = self._round_of_message.pop(
-                reply.metadata.reply_to_message_id, self._round_of_node.get(node, 0)
+            source = reply.metadata.src_node_id
+            # What the SuperLink says of a node counts as that node's.
+            server_round, node = self._sent.pop(
+                reply.metadata.reply_to_message_id, (self._round_of_node.get(source, 0), source)
             )
             size = (
                 len(reply.error.reason or "")
@@ -217,3 +258,7 @@ class MeteredGrid(Grid):
     def _add(self, server_round: int, node: int, traffic: Traffic) -> None:
         self._cells[server_round, node] += traffic
         self._total += traffic
+
+
+def _lost(message: Message, reason: str) -> Message:
+    return Message(Error(code=NODE_LOST, reason=reason), reply_to=message)

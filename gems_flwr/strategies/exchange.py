@@ -17,18 +17,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from flwr.app import Message, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID
 
 from gems_flwr import wire
 from gems_flwr.errors import BadReplyError, Failure, RoundFailedError
 from gems_flwr.runtime.checkpoint import CheckpointFolder
 from gems_flwr.runtime.metered_grid import MeteredGrid
+from gems_flwr.strategies.addressing import add_reason, answered_node, as_the_nodes, is_lost
 from gems_flwr.strategies.callbacks import Callback
 from gems_flwr.strategies.events import log_event, log_warning
 from gems_flwr.strategies.roster import Roster
 
-# Flower's codes, whose enum is not public, for what happens to messages between the apps: the
-# message or its reply expired, the node went away, or the process of its ClientApp died.
-_LOST = (3, 4, 5, 8)
 _RETURN_POLL_SECONDS = 0.5
 
 T = TypeVar("T")
@@ -129,8 +128,12 @@ class Exchange:
             else:
                 outgoing.append(message)
         answers = self._ask(outgoing)
-        lost = [message for message in outgoing if _is_lost(answers.get(_receiver(message)))]
-        if again := self._returned(lost):
+        lost = [message for message in outgoing if is_lost(answers.get(_receiver(message)))]
+        again = self._returned(lost)
+        if self.return_seconds:
+            for node_id in {*map(_receiver, lost)} - {*map(_receiver, again)}:
+                add_reason(answers[node_id], f"not back within {self.return_seconds:g} s")
+        if again:
             log_event("ask_again", round=self.server_round, nodes=len(again))
             for message in again:
                 answers.pop(_receiver(message))
@@ -148,12 +151,15 @@ class Exchange:
         started, answers = time.monotonic(), dict[int, Message]()
         waiting = {_receiver(message): message for message in messages}
         for reply in self.grid.stream(messages, timeout=self.timeout):
-            node_id = reply.metadata.src_node_id
-            if node_id not in waiting or not _answers(reply, waiting[node_id]):
+            node_id = answered_node(reply, waiting)
+            if node_id is None:
                 said = {"reason": _readable(reply.error.reason or "")} if reply.has_error() else {}
-                self._warn("uncalled_for_reply", node=self.roster.name(node_id), **said)
+                self._warn("uncalled_for_reply", node=self._source(reply), **said)
                 continue
-            del waiting[node_id]
+            seconds = time.monotonic() - started
+            reply = as_the_nodes(reply, waiting.pop(node_id), seconds)
+            if is_lost(reply):
+                self._warn("lost", node=self.roster.name(node_id), seconds=seconds)
             size = self._too_large(reply.content) if reply.has_content() else 0
             usable = reply.has_content() and not size
             if size:
@@ -165,7 +171,7 @@ class Exchange:
                 if self.inbox:
                     name = self.roster.name(node_id)
                     self.inbox.keep_reply(self._keys[node_id], name, reply.content)
-            self._log_reply(reply, time.monotonic() - started, usable)
+            self._log_reply(reply, seconds, usable)
             for callback in self.callbacks:
                 callback.on_reply(self.server_round, self.roster.name(node_id), usable)
         for node_id in sorted(waiting, key=self.roster.position):
@@ -259,6 +265,10 @@ class Exchange:
         self._failed.append((node_id, reason))
         self._warn("left_out", node=self.roster.name(node_id), reason=reason)
 
+    def _source(self, reply: Message) -> str:
+        node_id = reply.metadata.src_node_id
+        return "SuperLink" if node_id == SUPERLINK_NODE_ID else self.roster.name(node_id)
+
     def _warn(self, event: str, **fields: object) -> None:
         log_warning(event, round=self.server_round, **fields)
 
@@ -296,10 +306,6 @@ def _receiver(message: Message) -> int:
     return message.metadata.dst_node_id
 
 
-def _is_lost(reply: Message | None) -> bool:
-    return reply is not None and reply.has_error() and reply.error.code in _LOST
-
-
 def _repeated(message: Message) -> Message:
     # Flower numbers every message; the same one cannot be sent twice.
     return Message(
@@ -308,12 +314,6 @@ def _repeated(message: Message) -> Message:
         message_type=message.metadata.message_type,
         group_id=message.metadata.group_id,
     )
-
-
-def _answers(reply: Message, question: Message) -> bool:
-    """Return whether a reply is to this very message, as far as the grid gives messages ids."""
-    asked = question.metadata.message_id
-    return not asked or reply.metadata.reply_to_message_id == asked
 
 
 def _explained(reason: str) -> str:

@@ -271,6 +271,15 @@ class Gems(RoundLoop):
         self.join(other)
         self._first_round = first_round
 
+    def rename_nodes(self, state: ServerState, names: Mapping[str, str]) -> ServerState:
+        """Let nodes keep the spaces that they have sent under new names."""
+        received = self._received or dict(self._spaces.load())
+        self._received = {names.get(node, node): space for node, space in received.items()}
+        if not self.sums:
+            self._spaces.clear()
+            self._spaces.save({n: without_curve(space) for n, space in self._received.items()})
+        return state
+
     def needs_names(self) -> bool:
         """An epsilon for each node cannot be sent before the nodes are known by name."""
         return super().needs_names() or isinstance(self.epsilon, Mapping)

@@ -116,6 +116,14 @@ class LocalLearners(RoundLoop):
         """Note which round is the last."""
         self._last_round = num_rounds
 
+    def rename_nodes(self, state: ServerState, names: Mapping[str, str]) -> ServerState:
+        """Let nodes keep their models and their losses under new names."""
+        ledger = Ledger.from_memory(state.memory)
+        memory = state.memory if ledger is None else ledger.renamed(names).to_memory()
+        tally = Tally.from_details(state.details).renamed(names)
+        details = {**state.details, **tally.to_details()}
+        return dataclasses.replace(state, memory=memory, details=details)
+
     def play_round(
         self,
         server_round: int,

@@ -263,6 +263,11 @@ class Tally:
             self, **{name: getattr(self, name) + count for name, count in counts.items()}
         )
 
+    def renamed(self, names: Mapping[str, str]) -> Tally:
+        """Call nodes by other names from now on; what has happened happened under the old ones."""
+        node_loss = {names.get(node, node): loss for node, loss in self.node_loss.items()}
+        return dataclasses.replace(self, node_loss=node_loss)
+
     def with_losses(self, metrics: Mapping[str, Mapping[str, float]]) -> Tally:
         """Add what the nodes reported of their training, by node."""
         node_loss = dict(self.node_loss)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -112,6 +112,18 @@ class RoundLoop(LoopSettings, Strategy):
         reasons = (rule(state.history) for rule in self.stop_rules)
         return next((reason for reason in reasons if reason), None)
 
+    def rename_nodes(self, state: ServerState, names: Mapping[str, str]) -> ServerState:
+        """Call nodes by other names in what a strategy keeps from round to round, if it does.
+
+        Parameters
+        ----------
+        state : ServerState
+            The state between two rounds.
+        names : mapping from str to str
+            New names by the old ones.
+        """
+        return state
+
     def needs_names(self) -> bool:
         """Whether the first message already depends on which node is which."""
         return self.fraction_train < 1 or 0 < self.fraction_evaluate < 1
@@ -161,7 +173,9 @@ class RoundLoop(LoopSettings, Strategy):
         self, server_round: int, grid: Grid, fraction: float, purpose: str
     ) -> list[int]:
         """Choose nodes by the run's own generator, from a list whose order is always the same."""
-        available = sorted(self._connected(grid, self.min_nodes), key=self._roster.position)
+        connected = self._connected(grid, self.min_nodes)
+        self._roster.meet(grid, connected)
+        available = sorted(connected, key=self._roster.position)
         # The tiny term keeps 0.29 * 100 from counting as 28.
         count = max(self.min_nodes, int(fraction * len(available) + 1e-9))
         if count == len(available):
@@ -278,6 +292,8 @@ class RoundLoop(LoopSettings, Strategy):
         stopped_because = self.reason_to_stop(state)
         while state.round < rounds and not stopped_because:
             number, started = state.round + 1, time.perf_counter()
+            if names := self._roster.settle(grid):
+                state = self.rename_nodes(state, names)
             self._exchange = Exchange(
                 server_round=number,
                 roster=self._roster,
@@ -302,6 +318,7 @@ class RoundLoop(LoopSettings, Strategy):
                 nodes_asked=self._exchange.asked,
                 nodes_answered=self._exchange.answered,
                 failures=self._exchange.failures,
+                name_disputes=self._roster.take_disputes(),
                 traffic=grid.total - counted,
                 train_metrics=outcome.train_metrics,
                 evaluate_metrics=outcome.evaluate_metrics,
@@ -366,7 +383,7 @@ class RoundLoop(LoopSettings, Strategy):
     def _meet_nodes(self, grid: MeteredGrid, journal: Journal | None) -> None:
         """Wait for the nodes, and learn their names where they are needed beforehand."""
         nodes = self._connected(grid, self.wait_for_nodes or self.min_nodes)
-        self._roster.read_names(grid)
+        self._roster.settle(grid)
         # Names are needed beforehand to tell nodes apart, and to recognise replies that were
         # kept. Otherwise they come with the replies, and one-round methods stay at one round.
         if self.needs_names() or (journal and journal.files.has_replies()):

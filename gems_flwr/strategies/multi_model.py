@@ -35,6 +35,8 @@ Decided where the slides are silent:
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -43,6 +45,7 @@ from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
 from gems_flwr.strategies.loop import RoundLoop
+from gems_flwr.strategies.multi_model_book import Book
 from gems_flwr.strategies.multi_model_turn import MultiModelTurn
 from gems_flwr.strategies.records import RoundOutcome, ServerState
 
@@ -90,6 +93,11 @@ class MultiModel(RoundLoop):
                 "fraction_evaluate must be 0, since models are evaluated at the server "
                 f"(evaluate_fn), got {self.fraction_evaluate}"
             )
+
+    def rename_nodes(self, state: ServerState, names: Mapping[str, str]) -> ServerState:
+        """Let nodes keep what the book has of them under new names."""
+        memory = Book.from_memory(state.memory).renamed(names).to_memory()
+        return dataclasses.replace(state, memory=memory)
 
     def play_round(
         self,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
 import numpy as np
@@ -20,6 +21,7 @@ _OLD = "old"
 _CONTROL = "control"
 
 ByModel = dict[str, Any]
+T = TypeVar("T")
 
 
 @dataclass
@@ -97,6 +99,21 @@ class Book:
         """Note that a pair was drawn."""
         counts = self.sampled.setdefault(node, {})
         counts[model] = counts.get(model, 0) + 1
+
+    def renamed(self, names: Mapping[str, str]) -> Book:
+        """Call nodes by other names; pairs that were lost were so under the old ones."""
+
+        def moved(by_node: Mapping[str, T]) -> dict[str, T]:
+            return {names.get(node, node): each for node, each in by_node.items()}
+
+        return dataclasses.replace(
+            self,
+            holdings=moved(self.holdings),
+            kept=moved(self.kept),
+            settled=moved(self.settled),
+            sampled=moved(self.sampled),
+            old={model: moved(by_node) for model, by_node in self.old.items()},
+        )
 
     # --- on disk ------------------------------------------------------------------------------
 

@@ -21,6 +21,28 @@ from gems_flwr.runtime.metered_grid import Traffic
 
 
 @dataclass(frozen=True)
+class NameDispute:
+    """A node that calls itself by a name which belongs to another, or to both.
+
+    Parameters
+    ----------
+    node : str
+        What the run calls the node.
+    claimed : str
+        What it calls itself, or is registered as.
+    holder : str
+        What the run calls the other one.
+    """
+
+    node: str
+    claimed: str
+    holder: str
+
+    def __str__(self) -> str:
+        return f"node {self.node} calls itself '{self.claimed}', as node {self.holder} does"
+
+
+@dataclass(frozen=True)
 class RoundRecord:
     """What happened in one round.
 
@@ -32,6 +54,7 @@ class RoundRecord:
     nodes_asked: tuple[str, ...] = ()
     nodes_answered: tuple[str, ...] = ()
     failures: tuple[Failure, ...] = ()
+    name_disputes: tuple[NameDispute, ...] = ()
     traffic: Traffic = field(default_factory=Traffic)
     train_metrics: Mapping[str, float] = field(default_factory=dict)
     evaluate_metrics: Mapping[str, float] = field(default_factory=dict)
@@ -58,6 +81,8 @@ class RoundRecord:
         rest["nodes_asked"] = tuple(rest["nodes_asked"])
         rest["nodes_answered"] = tuple(rest["nodes_answered"])
         rest["failures"] = tuple(Failure(**failure) for failure in rest["failures"])
+        # Runs of earlier versions had none.
+        rest["name_disputes"] = tuple(NameDispute(**d) for d in rest.get("name_disputes", ()))
         return cls(**rest, traffic=Traffic(**{name: record[name] for name in names}))
 
 
@@ -114,13 +139,18 @@ class ServerState:
             named = ((record.round, getattr(record, metrics)) for record in self.history)
             return {number: MetricRecord(dict(values)) for number, values in named if values}
 
+        disputes = [
+            {"round": record.round, **dataclasses.asdict(dispute)}
+            for record in self.history
+            for dispute in record.name_disputes
+        ]
         return RunResult(
             arrays=wire.to_record(self.arrays),
             train_metrics_clientapp=by_round("train_metrics"),
             evaluate_metrics_clientapp=by_round("evaluate_metrics"),
             evaluate_metrics_serverapp=by_round("server_metrics"),
             history=self.history,
-            details=dict(self.details),
+            details={**self.details, **({"name_disputes": disputes} if disputes else {})},
             stopped_because=stopped_because,
         )
 
@@ -142,6 +172,11 @@ class RunResult(Result):
     def failures(self) -> tuple[tuple[int, Failure], ...]:
         """Every (round, failure)."""
         return tuple((record.round, f) for record in self.history for f in record.failures)
+
+    @property
+    def name_disputes(self) -> tuple[tuple[int, NameDispute], ...]:
+        """Every (round, dispute) about a name."""
+        return tuple((record.round, d) for record in self.history for d in record.name_disputes)
 
     def __repr__(self) -> str:
         traffic = self.traffic

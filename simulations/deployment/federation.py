@@ -102,27 +102,31 @@ class Federation:
             "the SuperLink does not answer",
         )
 
-    def register(self, name: str) -> None:
-        """Make keys for a node and register the public one."""
+    def register(self, name: str, known_as: str | None = None) -> None:
+        """Make keys for a node and register the public one, under its name or another one."""
         self._keys[name] = make_node_keys(self.folder / "credentials", name)
         public = str(self._keys[name].public)
-        self.flwr.call("supernode", "register", public, _CONNECTION, "--name", name)
+        self.flwr.call("supernode", "register", public, _CONNECTION, "--name", known_as or name)
 
-    def start_node(self, name: str, config: str, *, registered: bool = True) -> None:
+    def start_node(
+        self, name: str, config: str, *, registered: bool = True, known_as: str | None = None
+    ) -> None:
         """Start a SuperNode, or start it again as the same node.
 
         Parameters
         ----------
         name : str
-            Its name in the federation.
+            What its process is called here.
         config : str
             The ``--node-config``, such as ``partition-id=0``.
         registered : bool, default True
             Whether to register the node's key with the SuperLink first.
+        known_as : str, optional
+            The name to register it under, if that is another one.
         """
         if name not in self._keys:
             if registered:
-                self.register(name)
+                self.register(name, known_as)
             else:
                 self._keys[name] = make_node_keys(self.folder / "credentials", name)
         self._start(
@@ -142,6 +146,17 @@ class Federation:
         process = self._processes.pop(name)
         send(family(process.pid), signal.SIGKILL)
         process.wait()
+
+    def end(self, name: str) -> None:
+        """End a node politely: it says goodbye to the SuperLink."""
+        process = self._processes.pop(name)
+        members = family(process.pid)
+        send(members, signal.SIGCONT)
+        send([process.pid], signal.SIGTERM)
+        try:
+            process.wait(_START_SECONDS)
+        finally:
+            send(members, signal.SIGKILL)
 
     def pause(self, name: str) -> None:
         """Let a process and all that it started stand still, as a machine that hangs does."""

@@ -4,6 +4,7 @@ import json
 import os
 import re
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NODES = ("0", "1", "2")
 RUN_SECONDS = 280
 GEMS = "strategy=gems nodes=3 partition=iid"
+LOST = r"lost \d+ s after it was asked: Error: Node Unavailable"
 # Every message to a node is a process that imports torch: what others show too waits for the night.
 nightly = pytest.mark.skipif(
     not os.environ.get("GEMS_FLWR_NIGHTLY"), reason="set GEMS_FLWR_NIGHTLY=1 for all deployments"
@@ -38,6 +40,7 @@ def federation(tmp_path_factory):
     with Federation(tmp_path_factory.mktemp("federation")) as federation:
         for name in NODES:
             start_node(federation, name)
+        wait_until(lambda: len(connected(federation)) == 3, 120, "three nodes are not connected")
         yield federation
 
 
@@ -60,6 +63,11 @@ def result_of(federation, run_id, output):
     status = federation.flwr.wait(run_id, RUN_SECONDS)
     assert status == COMPLETED, federation.flwr.log(run_id)[-3000:]
     return json.loads((output / "result.json").read_text())
+
+
+def connected(federation):
+    listed = json.loads(federation.flwr.call("supernode", "list", "--format", "json"))
+    return [node for node in listed["nodes"] if node["status"] == "online"]
 
 
 def rounds_done(output):
@@ -130,6 +138,66 @@ def test_a_killed_node_costs_its_own_part_and_comes_back_without_its_state(feder
     assert all({"0", "1"} <= set(each["nodes_answered"]) for each in history)
     assert history[-1]["nodes_answered"] == ["0", "1", "2"]
     assert [node for _, node in result["details"]["lost_states"]] == ["2"]
+    assert all(re.match(LOST, each["reason"]) for each in result["details"]["failures"])
+    assert "uncalled_for_reply" not in federation.flwr.log(run_id)
+
+
+@pytest.mark.parametrize("how", ["end", pytest.param("kill", marks=nightly)])
+def test_a_node_that_is_lost_in_a_round_and_comes_back_is_asked_once_more(
+    how, federation, simulated, tmp_path
+):
+    """Ended politely it is missed within seconds, killed within two heartbeats."""
+    output = tmp_path / "out"
+    federation.pause("2")
+    run_id = submit(federation, f"{GEMS} return_seconds=250", output)
+    wait_until(lambda: len(list(output.glob("inbox/*"))) == 2, 240, "two spaces are not there")
+    getattr(federation, how)("2")
+    lost = r"event=lost round=1 node=2 seconds=\S+"
+    wait_until(lambda: re.search(lost, federation.flwr.log(run_id)), 150, "nobody missed node 2")
+    start_node(federation, "2")
+    result, expected = result_of(federation, run_id, output), simulated(GEMS)
+    log = federation.flwr.log(run_id)
+    assert "event=ask_again round=1 nodes=1" in log
+    assert "uncalled_for_reply" not in log
+    assert result["details"]["failures"] == []
+    for key in ("accuracy", "loss", "nodes_failed"):
+        assert result[key] == expected[key], key
+
+
+@nightly
+def test_who_does_not_come_back_is_blamed_with_reason_and_time(federation, tmp_path):
+    output = tmp_path / "out"
+    federation.pause("2")
+    run_id = submit(federation, f"{GEMS} return_seconds=1", output)
+    wait_until(lambda: len(list(output.glob("inbox/*"))) == 2, 240, "two spaces are not there")
+    federation.end("2")
+    try:
+        (failure,) = result_of(federation, run_id, output)["details"]["failures"]
+    finally:
+        start_node(federation, "2")
+    assert failure["node"] == "2"
+    assert re.match(LOST + r".*; not back within 1 s$", failure["reason"])
+
+
+def test_nodes_of_one_name_are_told_apart_and_reported(federation, tmp_path):
+    """One is registered under the name of node 1, one just calls itself node 0."""
+    output = tmp_path / "out"
+    federation.start_node("twin", "partition-id=1", known_as="1")
+    federation.start_node("liar", "partition-id=2 name='0'")
+    wait_until(lambda: len(connected(federation)) == 5, 120, "five nodes are not connected")
+    try:
+        run_id = submit(federation, GEMS, output)
+        result = result_of(federation, run_id, output)
+    finally:
+        federation.end("twin")
+        federation.end("liar")
+    spaces = {path.name.split(".")[0] for path in (output / "spaces").iterdir()}
+    assert {name.partition("%23")[0] for name in spaces} == {"0", "1", "2", "liar"}
+    assert len(spaces) == 5
+    disputed = {(each["node"], each["claimed"]) for each in result["details"]["name_disputes"]}
+    told_apart = {(unquote(name), "1") for name in spaces if name.startswith("1")}
+    assert disputed == told_apart | {("liar", "0")}
+    assert "event=name_disputed node=liar claimed=0 holder=0" in federation.flwr.log(run_id)
 
 
 def test_a_killed_server_resumes_and_asks_only_for_what_it_did_not_have(

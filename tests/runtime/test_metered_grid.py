@@ -80,6 +80,9 @@ class PollingGrid:
     def __init__(self, inner):
         self.inner, self.polls, self.ready = inner, 0, []
 
+    def get_nodes(self):
+        return self.inner.get_nodes()
+
     def push_messages(self, messages):
         ids = list(self.inner.push_messages(messages))
         self.ready = list(self.inner.pull_messages(ids))

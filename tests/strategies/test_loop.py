@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
 
@@ -309,55 +309,6 @@ def test_a_resumed_round_asks_only_those_whose_replies_are_missing(tmp_path):
     assert mended.total.messages_down == 2
     whole = start(FedAvg(), InProcessGrid(toy_app(), 3), rounds=1)
     assert record_equal(result.arrays, whole.arrays)
-
-
-class Losing(InProcessGrid):
-    """Loses node 1's first reply as a deployment does, and the node for some looks."""
-
-    def __init__(self, *arguments, looks_away=0, losses=1):
-        super().__init__(*arguments)
-        self.away, self.losses = 0, losses
-        self.looks_away, self.gone = looks_away, None
-
-    def collect(self, message_ids, *, timeout):
-        for reply in super().collect(message_ids, timeout=timeout):
-            if reply.content["node"]["name"] == "1" and self.losses:
-                self.losses, self.away = self.losses - 1, self.looks_away
-                self.gone = reply.metadata.src_node_id
-                question = Message(RecordDict(), dst_node_id=self.gone, message_type="train")
-                question.metadata._message_id = reply.metadata.reply_to_message_id
-                lost = Message(Error(code=5, reason="node is gone"), reply_to=question)
-                lost.metadata._src_node_id = self.gone
-                yield lost
-            else:
-                yield reply
-
-    def get_node_ids(self):
-        if self.away:
-            self.away -= 1
-            return [node for node in super().get_node_ids() if node != self.gone]
-        return super().get_node_ids()
-
-
-def test_a_node_that_was_lost_and_is_back_is_asked_once_more(caplog):
-    result = start(FedAvg(), Losing(toy_app(), 3), rounds=1)
-    assert result.history[1].nodes_answered == ("0", "1", "2")
-    assert result.history[1].failures == ()
-    assert "event=ask_again round=1 nodes=1" in caplog.text
-
-
-def test_a_lost_node_is_waited_for_as_long_as_told():
-    back = start(FedAvg(return_seconds=20), Losing(toy_app(), 3, looks_away=2), rounds=1)
-    assert back.history[1].nodes_answered == ("0", "1", "2")
-    gone = start(FedAvg(), Losing(toy_app(), 3, looks_away=2), rounds=1)
-    assert gone.history[1].nodes_answered == ("0", "2")
-    assert gone.history[1].failures == (Failure("1", "node is gone"),)
-
-
-def test_a_node_that_is_lost_twice_is_left_out():
-    result = start(FedAvg(), Losing(toy_app(), 3, losses=2), rounds=1)
-    assert result.history[1].nodes_answered == ("0", "2")
-    assert [failure.node for failure in result.history[1].failures] == ["1"]
 
 
 def test_what_a_node_says_cannot_forge_a_line_of_the_log(caplog):
