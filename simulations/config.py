@@ -21,6 +21,7 @@ from typing import Any, Optional
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -291,7 +292,8 @@ def explain(error: Exception, overrides: Sequence[str] = ()) -> str:
     overrides : sequence of str
         What it was composed from.
     """
-    if isinstance(error, OSError):
+    # To Hydra a group that does not exist is a file that cannot be read.
+    if isinstance(error, OSError) and not isinstance(error, HydraException):
         return file_fault(error)
     text = f"{error}\n{error.__cause__ or error.__context__ or ''}"
     full_key = re.search(r"full_key: (\S+)", text)
