@@ -12,9 +12,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from gems_flwr.disk import file_fault
+from gems_flwr.errors import GemsError
 from gems_flwr.intersect import EmptyIntersectionError
-from gems_flwr.offline import OfflineError, aggregate_files, describe
-from gems_flwr.runtime.flower_cli import COMPLETED, FlowerCli, FlowerCliError
+from gems_flwr.offline import aggregate_files, describe
+from gems_flwr.runtime.flower_cli import COMPLETED, FlowerCli
 from gems_flwr.spaces import SpaceError, load_space
 
 
@@ -26,12 +28,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return int(options.run(options))
-    except (OfflineError, SpaceError, FlowerCliError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 2
     except EmptyIntersectionError as error:
         print(error, file=sys.stderr)
         return 3
+    except (GemsError, SpaceError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(file_fault(error), file=sys.stderr)
+        return 2
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -21,7 +21,15 @@ class BadReplyError(GemsError, ValueError):
 
 
 class CheckpointError(GemsError):
-    """A checkpoint is damaged, or belongs to another run."""
+    """A checkpoint is damaged, belongs to another run, or cannot be written."""
+
+
+class DiskError(GemsError):
+    """The disk did not do what it was asked to: full, read-only, gone, or a file in the way."""
+
+
+class FolderInUseError(GemsError):
+    """Another run works in the folder; the message says which."""
 
 
 class MultiModelError(GemsError, ValueError):
@@ -68,6 +76,22 @@ class RoundFailedError(GemsError):
         super().__init__(message)
         self.replies = tuple(replies)
         self.failures = tuple(failures)
+
+
+class StateNotSavedError(CheckpointError):
+    """A round was played and its state cannot be written.
+
+    Parameters
+    ----------
+    message : str
+        What happened, what is kept where, and what to do.
+    state : ServerState
+        The state after the round, so that nothing received is lost.
+    """
+
+    def __init__(self, message: str, state: Any) -> None:
+        super().__init__(message)
+        self.state = state
 
 
 def describe_fault(error: BaseException) -> str:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from gems_flwr.disk import hold_folder, replacing
 from gems_flwr.errors import Failure, GemsError
 from gems_flwr.intersect import Aggregate, ConeOptions, OnEmpty, Select, aggregate_spaces
 from gems_flwr.spaces import (
@@ -76,38 +77,42 @@ def aggregate_files(
     ------
     OfflineError
         If no file is usable, or the spaces do not fit together.
+    FolderInUseError
+        If another process adds to the same spaces.
+    DiskError
+        If spaces or layer cannot be written.
     """
-    folder = SpaceFolder(output.with_suffix(".spaces"))
-    spaces: dict[str, Space] = folder.load() if add else {}
-    start = _layer_of(output, keys) if add and output.exists() else None
-    rejected: list[Failure] = []
-    for path in files:
-        node = path.name.removesuffix(SUFFIX).removesuffix(".safetensors")
-        try:
-            space = load_space(path)
-            _check_like(space, next(iter(spaces.values()), None))
-            spaces[node] = space
-        except (SpaceError, OSError) as error:
-            rejected.append(Failure(node, str(error)))
-    if not spaces:
-        reasons = "".join(f"\n  {failure}" for failure in rejected)
-        raise OfflineError(f"none of {len(files)} files holds a usable space{reasons}")
-    found = aggregate_spaces(
-        list(spaces.values()),
-        select=select,
-        on_empty=on_empty,
-        cone_options=ConeOptions(ridge=ridge),
-        start=start,
-    )
-    weight, bias = _as_layer(found.point, next(iter(spaces.values())), classes)
-    if not add:
-        folder.clear()
-    folder.save(spaces)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    beside = output.with_name(f".{output.name}.tmp")
-    save_file({keys[0]: weight, keys[1]: bias}, beside)
-    beside.replace(output)
-    return OfflineResult(found, tuple(spaces), tuple(rejected))
+    kept = output.with_suffix(".spaces")
+    with hold_folder(kept):
+        folder = SpaceFolder(kept)
+        spaces: dict[str, Space] = folder.load() if add else {}
+        start = _layer_of(output, keys) if add and output.exists() else None
+        rejected: list[Failure] = []
+        for path in files:
+            node = path.name.removesuffix(SUFFIX).removesuffix(".safetensors")
+            try:
+                space = load_space(path)
+                _check_like(space, next(iter(spaces.values()), None))
+                spaces[node] = space
+            except (SpaceError, OSError) as error:
+                rejected.append(Failure(node, str(error)))
+        if not spaces:
+            reasons = "".join(f"\n  {failure}" for failure in rejected)
+            raise OfflineError(f"none of {len(files)} files holds a usable space{reasons}")
+        found = aggregate_spaces(
+            list(spaces.values()),
+            select=select,
+            on_empty=on_empty,
+            cone_options=ConeOptions(ridge=ridge),
+            start=start,
+        )
+        weight, bias = _as_layer(found.point, next(iter(spaces.values())), classes)
+        folder.save(spaces)
+        with replacing(output) as temporary:
+            save_file({keys[0]: weight, keys[1]: bias}, temporary)
+        # Last: a disk that fails before has cost nothing.
+        folder.clear(but=spaces)
+        return OfflineResult(found, tuple(spaces), tuple(rejected))
 
 
 def _check_like(space: Space, first: Space | None) -> None:

@@ -21,10 +21,12 @@ from typing import Any, Optional
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from gems_flwr.disk import file_fault
 from gems_flwr.errors import GemsError
 from simulations.multi_model.config import MultiModelConfig
 from simulations.streams.config import StreamConfig
@@ -281,15 +283,18 @@ def _require(key: str, value: Any, holds: bool, allowed: str) -> None:
 
 
 def explain(error: Exception, overrides: Sequence[str] = ()) -> str:
-    """Return a complaint of Hydra's or ours in a few plain lines, with what would be allowed.
+    """Return a complaint of Hydra's, the disk's or ours in a few plain lines, with what to do.
 
     Parameters
     ----------
     error : Exception
-        What composing a config raised.
+        What composing a config, or running it, raised.
     overrides : sequence of str
         What it was composed from.
     """
+    # To Hydra a group that does not exist is a file that cannot be read.
+    if isinstance(error, OSError) and not isinstance(error, HydraException):
+        return file_fault(error)
     text = f"{error}\n{error.__cause__ or error.__context__ or ''}"
     full_key = re.search(r"full_key: (\S+)", text)
     if full_key is None:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from simulations.config import compose_config
+from gems_flwr.errors import GemsError
+from simulations.config import compose_config, explain
 from simulations.report import build_report
 from simulations.run import leave, run
 
@@ -66,10 +67,13 @@ def main() -> int:
             for seed in SEEDS:
                 config = compose_config([*overrides, f"seed={seed}", f"label='{label}'"])
                 run(config, FOLDER / config.run_name(), console)
+        console.print()
+        build_report([FOLDER], FOLDER / "report", console)
     except KeyboardInterrupt:
         leave(console, "Interrupted; `make demo` goes on from here.")
-    console.print()
-    build_report([FOLDER], FOLDER / "report", console)
+    except (GemsError, OSError) as error:
+        console.print(explain(error), style="red", markup=False, highlight=False, soft_wrap=True)
+        return 2
     return 0
 
 

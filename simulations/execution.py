@@ -1,7 +1,9 @@
 """One run from start to files: what every backend does once it has a grid.
 
 A run's folder holds ``result.json``, ``rounds.jsonl``, ``config.yaml`` (resolved),
-``partition.json``, ``model.safetensors``, and the checkpoint while the run is not finished.
+``partition.json``, ``model.safetensors``, and the checkpoint while the run is not finished. One run
+at a time owns it. What a folder holds is never thrown away because it cannot be read: the error
+says what is strange about it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from omegaconf import OmegaConf
 from safetensors.numpy import save
 
 from gems_flwr import wire
-from gems_flwr.runtime.checkpoint import CheckpointFolder, write_atomically
+from gems_flwr.disk import disk_faults, hold_folder, make_folder, write_atomically
+from gems_flwr.errors import CheckpointError
+from gems_flwr.runtime.checkpoint import CheckpointFolder
 from gems_flwr.strategies import Callback, RunResult
 from simulations.config import RunConfig, variant_of
 from simulations.experiment import Experiment
@@ -26,28 +30,85 @@ from simulations.training import torch_threads
 
 RESULT = "result.json"
 CONFIG = "config.yaml"
+# What others read off a result without asking whether it is there.
+_NUMBERS = ("accuracy", "loss", "nodes", "rounds", "bytes_up", "bytes_down")
 
 
 def finished_result(config: RunConfig, folder: Path) -> dict[str, Any] | None:
-    """Return the result of an earlier run of the same config in this folder, if there is one."""
+    """Return the result of an earlier run of the same config in this folder, if there is one.
+
+    Raises
+    ------
+    CheckpointError
+        If there is a file of that name that holds no result.
+    DiskError
+        If it cannot be read.
+    """
+    path = folder / RESULT
+    with disk_faults(f"read {path}"):
+        if not path.exists():
+            return None
+        data = path.read_bytes()
     try:
-        result = json.loads((folder / RESULT).read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
+        result = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise _strange(path, f"it is not JSON ({error})") from error
+    if not isinstance(result, dict) or not isinstance(result.get("details"), dict):
+        kind = "an object without 'details'" if isinstance(result, dict) else _kind(result)
+        raise _strange(path, f"it is {kind}, expected an object with 'details'")
+    if result["details"].get("fingerprint") != config.fingerprint():
         return None
-    same = result.get("details", {}).get("fingerprint") == config.fingerprint()
-    return result if same else None
+    for key in _NUMBERS:
+        if not isinstance(result.get(key, ""), int | float | None):
+            raise _strange(path, f"its '{key}' is no number")
+    return result
+
+
+def _strange(path: Path, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path} is not the result of a run: {what}; move it away, or start afresh with fresh=true"
+    )
+
+
+def _kind(value: object) -> str:
+    kinds = {list: "a list", str: "a text", bool: "a boolean", type(None): "null"}
+    return kinds.get(type(value), "a number")
 
 
 def prepare(config: RunConfig, folder: Path) -> None:
-    """Make the folder ready: nothing of another config, or of a run to be repeated, stays."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Make the folder ready: nothing of another config, or of a run to be repeated, stays.
+
+    Raises
+    ------
+    CheckpointError
+        If there is a checkpoint, and no telling whether it belongs to this config.
+    DiskError
+        If the folder cannot be written to.
+    """
+    make_folder(folder)
+    before, saved = folder / CONFIG, CheckpointFolder(folder)
+    if config.fresh or (before.exists() and _is_other(config, before, saved)):
+        saved.clear()
+    with disk_faults(f"remove {folder / RESULT}"):
+        (folder / RESULT).unlink(missing_ok=True)
     resolved = OmegaConf.to_yaml(OmegaConf.create(asdict(config)))
-    before = folder / CONFIG
-    changed = before.exists() and _fingerprint_of(before) != config.fingerprint()
-    if config.fresh or changed:
-        CheckpointFolder(folder).clear()
-    (folder / RESULT).unlink(missing_ok=True)
     write_atomically(before, resolved.encode())
+
+
+def _is_other(config: RunConfig, path: Path, saved: CheckpointFolder) -> bool:
+    """Return whether the config that an earlier run wrote differs in what changes the result."""
+    try:
+        values: Any = OmegaConf.to_container(OmegaConf.load(path))
+        return RunConfig.from_json(json.dumps(values)).fingerprint() != config.fingerprint()
+    except Exception as error:  # YAML, OmegaConf and our own checks raise many kinds
+        if saved.is_empty():
+            return True
+        reason = " ".join(str(error).split())
+        raise CheckpointError(
+            f"{path} is not the config of a run ({type(error).__name__}: {reason}), so there is no "
+            f"telling whether the checkpoint beside it belongs to this one; restore it, or start "
+            "afresh with fresh=true"
+        ) from error
 
 
 def run_server(
@@ -71,7 +132,21 @@ def run_server(
     -------
     dict
         What `result.json` holds.
+
+    Raises
+    ------
+    FolderInUseError
+        If another run works in the folder.
+    CheckpointError, DiskError
+        If the folder holds something strange, or cannot be written to.
     """
+    with hold_folder(folder):
+        return _run_server(experiment, grid, folder, callbacks)
+
+
+def _run_server(
+    experiment: Experiment, grid: Grid, folder: Path, callbacks: Sequence[Callback]
+) -> dict[str, Any]:
     config = experiment.config
     prepare(config, folder)
     started = time.perf_counter()
@@ -154,12 +229,3 @@ def _accuracies(result: RunResult) -> dict[str, dict[str, float]]:
     metrics = result.history[-1].server_metrics
     by_model = {k.removeprefix(prefix): v for k, v in metrics.items() if k.startswith(prefix)}
     return {"accuracies": by_model} if by_model else {}
-
-
-def _fingerprint_of(path: Path) -> str | None:
-    """Return the fingerprint of the config that an earlier run wrote; None if it is no config."""
-    try:
-        values: Any = OmegaConf.to_container(OmegaConf.load(path))
-        return RunConfig.from_json(json.dumps(values)).fingerprint()
-    except Exception:
-        return None

@@ -21,18 +21,19 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import nn
 
-from gems_flwr.runtime.checkpoint import write_atomically
+from gems_flwr.disk import write_atomically
+from gems_flwr.errors import DiskError
 from simulations.data import Examples
 from simulations.training import TrainOptions, fit
 
@@ -111,15 +112,19 @@ class TrainingMemory:
     def _read(self, key: bytes) -> _Outcome | None:
         if self.folder is None or not (path := self._path(self.folder, key)).is_file():
             return None
-        with safe_open(path, framework="pt") as file:
-            metrics = json.loads(file.metadata()["metrics"])
-            return _Outcome({name: file.get_tensor(name) for name in file.keys()}, metrics)  # noqa: SIM118
+        try:
+            with safe_open(path, framework="pt") as file:
+                metrics = json.loads(file.metadata()["metrics"])
+                return _Outcome({name: file.get_tensor(name) for name in file.keys()}, metrics)  # noqa: SIM118
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError):
+            return None  # a damaged file is as good as none
 
     def _write(self, key: bytes, outcome: _Outcome) -> None:
         if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
             metadata = {"metrics": json.dumps(outcome.metrics)}
-            write_atomically(self._path(self.folder, key), save(outcome.state, metadata))
+            # It saves work, nothing else: a full disk must not cost a node its part in the run.
+            with suppress(DiskError):
+                write_atomically(self._path(self.folder, key), save(outcome.state, metadata))
 
 
 _memory: TrainingMemory | None = None

@@ -7,6 +7,7 @@ folder named after its config; one that is finished is skipped, one that was int
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import logging
 import os
 import sys
@@ -22,17 +23,26 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.markup import escape
 
+from gems_flwr.disk import hold_folder
 from gems_flwr.errors import GemsError
 from gems_flwr.runtime.checkpoint import CheckpointFolder
 from simulations.backends import run_on_backend
-from simulations.config import CONFIG_DIR, RunConfig, explain, to_run_config, variant_of
-from simulations.data import MissingDataError
+from simulations.config import (
+    CONFIG_DIR,
+    ConfigError,
+    RunConfig,
+    explain,
+    to_run_config,
+    variant_of,
+)
 from simulations.execution import finished_result, run_server
-from simulations.experiment import experiment_of
+from simulations.experiment import Experiment, experiment_of
 from simulations.progress import ProgressBar
 
 
-def run(config: RunConfig, folder: Path, console: Console | None = None) -> dict[str, Any]:
+def run(
+    config: RunConfig, folder: Path, console: Console | None = None, *, wait: bool = False
+) -> dict[str, Any]:
     """Run one config, or return the result that it had.
 
     Parameters
@@ -43,29 +53,51 @@ def run(config: RunConfig, folder: Path, console: Console | None = None) -> dict
         Where to write; the same config must come with the same folder to be resumed.
     console : Console, optional
         Where to show progress.
+    wait : bool, default False
+        Whether to wait for a run that works in the folder, instead of raising an error.
 
     Returns
     -------
     dict
         What `result.json` holds.
+
+    Raises
+    ------
+    FolderInUseError
+        If another run works in the folder.
+    CheckpointError, DiskError
+        If the folder holds something strange, or cannot be written to.
     """
     console = console or Console(stderr=True)
     done = None if config.fresh else finished_result(config, folder)
-    if done is not None:
-        console.print(f"[dim]{os.path.relpath(folder)}: finished already[/dim]", soft_wrap=True)
-        return done
-    # Whatever is wrong with data or partition shows before any node starts.
-    experiment = experiment_of(config.to_json())
-    _ = experiment.shares
-    if experiment.keeps_models_on_nodes and CheckpointFolder(folder).load() is not None:
+    if done is None:
+        # Whatever is wrong with data or partition shows before any node starts.
+        experiment = experiment_of(config.to_json())
+        _ = experiment.shares
+        with hold_folder(folder, wait=wait):
+            # Whoever had the folder until now may have done it all.
+            done = None if config.fresh else finished_result(config, folder)
+            if done is None:
+                return _run(config, experiment, folder, console)
+    console.print(f"[dim]{os.path.relpath(folder)}: finished already[/dim]", soft_wrap=True)
+    return done
+
+
+def _run(
+    config: RunConfig, experiment: Experiment, folder: Path, console: Console
+) -> dict[str, Any]:
+    saved = CheckpointFolder(folder)
+    if experiment.keeps_models_on_nodes and saved.load() is not None:
         # Simulated nodes end with their process; without their models it would be another run.
         console.print(f"[dim]{os.path.relpath(folder)}: was interrupted, starts again[/dim]")
-        CheckpointFolder(folder).clear()
+        saved.clear()
     bar = ProgressBar(_name(config), console)
+    # Flower's engine lets the server work in a thread of its own, which owns the folder, too.
+    here = contextvars.copy_context()
     with quiet_flower(), bar if config.progress else contextlib.nullcontext():
         callbacks = [bar] if config.progress else []
         result = run_on_backend(
-            config, lambda grid: run_server(experiment, grid, folder, callbacks)
+            config, lambda grid: here.run(run_server, experiment, grid, folder, callbacks)
         )
     console.print(_line(config, result, folder), highlight=False, soft_wrap=True)
     return result
@@ -103,9 +135,26 @@ def _name(config: RunConfig) -> str:
 def _hydra_main(config: DictConfig) -> float | None:
     hydra_config = HydraConfig.get()
     run_config = to_run_config(config, hydra_config.runtime.choices)
-    result = run(run_config, Path(hydra_config.runtime.output_dir))
+    try:
+        result = run(run_config, Path(hydra_config.runtime.output_dir))
+    except ConfigError:
+        raise
+    except (GemsError, OSError) as error:
+        # Said here: Hydra adds lines of its own, and of a multirun shows the first error alone.
+        _complain(error)
+        _failed.append(run_config.run_name())
+        return None
     accuracy = result["accuracy"]
     return None if accuracy is None else float(accuracy)
+
+
+# Runs of this command that ended with an error.
+_failed: list[str] = []
+
+
+def _complain(error: Exception) -> None:
+    text = explain(error, sys.argv[1:])
+    Console(stderr=True).print(text, style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 def main() -> int:
@@ -113,14 +162,15 @@ def main() -> int:
     # Without it Hydra prints its own shortened trace and exits; we want the error itself.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     console = Console(stderr=True)
+    _failed.clear()
     try:
         _hydra_main()
-    except (HydraException, OmegaConfBaseException, GemsError, MissingDataError) as error:
-        console.print(explain(error, sys.argv[1:]), style="red", markup=False, highlight=False)
+    except (HydraException, OmegaConfBaseException, GemsError, OSError) as error:
+        _complain(error)
         return 2
     except KeyboardInterrupt:
         leave(console, "Interrupted; the same command goes on from the last finished round.")
-    return 0
+    return 2 if _failed else 0
 
 
 def leave(console: Console, message: str) -> NoReturn:

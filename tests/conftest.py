@@ -122,3 +122,15 @@ def record_equal(left: ArrayRecord, right: ArrayRecord) -> bool:
     return a.keys() == b.keys() and all(
         a[k].dtype == b[k].dtype and a[k].tobytes() == b[k].tobytes() for k in a
     )
+
+
+def refuse_writing(monkeypatch: pytest.MonkeyPatch, code: int, where: str) -> None:
+    """Let writing fail for files whose path contains `where`, as the system would."""
+    real = os.open
+
+    def refuse(path: Any, *arguments: Any, **options: Any) -> int:
+        if where in str(path):
+            raise OSError(code, os.strerror(code), str(path))
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", refuse)

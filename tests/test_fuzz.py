@@ -19,15 +19,18 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 from conftest import small_model
 from gems_flwr import wire
 from gems_flwr.__main__ import main
 from gems_flwr.averaging import Coordinator, weighted_mean
 from gems_flwr.construct import ClassSums, NeuronRequest, SpaceRequest, cone_from_sums
+from gems_flwr.disk import CHECKSUM
 from gems_flwr.errors import BadReplyError, CheckpointError
 from gems_flwr.intersect import aggregate_spaces
-from gems_flwr.runtime.checkpoint import CheckpointFolder, load_arrays
+from gems_flwr.runtime.checkpoint import CheckpointFolder, load_arrays, save_arrays
 from gems_flwr.spaces import (
     Ball,
     BallSet,
@@ -49,9 +52,9 @@ from gems_flwr.strategies.ledger import Ledger, Tally
 from gems_flwr.strategies.records import RoundRecord, ServerState
 
 NIGHTLY = os.environ.get("GEMS_FLWR_NIGHTLY") == "1"
-# Per kind of reply or file, of which there are 11 and 10, and per hypothesis test, of which 3.
+# Per kind of reply or file, of which there are 11 and 18, and per hypothesis test, of which 3.
 REPLY_CASES = 1200 if NIGHTLY else 10
-FILE_CASES = 900 if NIGHTLY else 6
+FILE_CASES = 500 if NIGHTLY else 6
 RECORD_CASES = 1000 if NIGHTLY else 20
 MEGABYTE = 2**20
 PATIENCE_SECONDS = 60
@@ -337,6 +340,22 @@ def test_the_answer_to_another_question_is_refused(kind, other):
 
 # --- files ----------------------------------------------------------------------------------
 
+# A checksum refuses nearly every mutation at once. What lies behind it is reached by files without
+# one, which are read because earlier versions wrote them.
+CHECKSUMS = pytest.mark.parametrize("with_checksum", [True, False], ids=["checksum", "without"])
+
+
+def without_checksum(path):
+    """Make a file what it would have been before there were checksums."""
+    with safe_open(path, framework="numpy") as file:
+        header = {k: v for k, v in file.metadata().items() if k != CHECKSUM}
+    save_file(load_file(path), path, metadata=header)
+
+
+def same(left, right):
+    assert left.keys() == right.keys()
+    assert all(np.array_equal(left[key], right[key]) for key in left)
+
 
 def fuzz_file(path, use, rng):
     """Mutate a file again and again; `use` must answer each time."""
@@ -353,14 +372,20 @@ SPACES = {"ball": BALL, "ellipsoid": ELLIPSOID, "full": FULL, "low": LOW}
 SPACES["set"] = BallSet((BALL, BALL))
 
 
+@CHECKSUMS
 @pytest.mark.parametrize("kind", SPACES)
-def test_a_mutated_space_file_is_refused_or_holds_a_space(kind, tmp_path):
+def test_a_mutated_space_file_is_refused_or_holds_a_space(kind, tmp_path, with_checksum):
     path = tmp_path / "x.safetensors"
     save_space(path, SPACES[kind])
+    if not with_checksum:
+        without_checksum(path)
 
     def use():
         with may_refuse(SpaceError, "x.safetensors"):
-            finite(*load_space(path).to_arrays()[0].values())
+            arrays = load_space(path).to_arrays()[0]
+            finite(*arrays.values())
+            if with_checksum:
+                same(arrays, SPACES[kind].to_arrays()[0])
 
     fuzz_file(path, use, np.random.default_rng([8, len(kind)]))
 
@@ -369,6 +394,7 @@ def test_a_mutated_file_never_crashes_the_command_line(tmp_path, capsys):
     good, bad, out = (tmp_path / f"{name}.safetensors" for name in ("good", "bad", "out"))
     save_space(good, FULL)
     save_space(bad, LOW)
+    without_checksum(bad)
 
     def use():
         assert main(["aggregate", str(good), str(bad), "-o", str(out)]) in (0, 2, 3)
@@ -385,7 +411,8 @@ def test_a_mutated_file_never_crashes_the_command_line(tmp_path, capsys):
     capsys.readouterr()
 
 
-def test_a_mutated_checkpoint_is_refused_or_whole(tmp_path):
+@CHECKSUMS
+def test_a_mutated_checkpoint_is_refused_or_whole(tmp_path, with_checksum):
     model = small_model()
     journal = Journal(tmp_path, strategy="S", seed=0, model=model)
     ledger = Ledger("run", Coordinator(model), known={"a": (1, 0)})
@@ -397,31 +424,47 @@ def test_a_mutated_checkpoint_is_refused_or_whole(tmp_path):
     )
     journal.begin(ServerState(model, state.history[:1]))
     journal.save(state)
+    path = tmp_path / "checkpoint.safetensors"
+    if not with_checksum:
+        groups, meta = load_arrays(path)
+        del meta["rounds.jsonl"]
+        save_arrays(path, groups, meta)
+        without_checksum(path)
 
     def use():
         with may_refuse(CheckpointError):
             loaded = journal.load()
+            if with_checksum:
+                same(loaded.arrays, model)
+                assert loaded.history == state.history
             Ledger.from_memory(loaded.memory)
             Tally.from_details(loaded.details)
             finite(*loaded.arrays.values())
             assert loaded.round == 1
         with may_refuse(CheckpointError, "checkpoint.safetensors"):
-            load_arrays(tmp_path / "checkpoint.safetensors")
+            load_arrays(path)
 
     assert journal.load().round == 1
-    fuzz_file(tmp_path / "checkpoint.safetensors", use, np.random.default_rng(11))
+    fuzz_file(path, use, np.random.default_rng(11))
     fuzz_file(tmp_path / "rounds.jsonl", use, np.random.default_rng(12))
 
 
-def test_a_mutated_kept_reply_counts_as_none_or_passes_the_wires_checks(tmp_path):
+@CHECKSUMS
+def test_a_mutated_kept_reply_counts_as_none_or_passes_the_wires_checks(tmp_path, with_checksum):
     folder = CheckpointFolder(tmp_path)
     content, use_content = REPLIES["model"]
     folder.keep_reply("1-train", "a", content)
     (path,) = (tmp_path / "inbox").iterdir()
+    bare = recorddict_to_proto(content).SerializeToString()
+    assert path.read_bytes().endswith(bare)
+    if not with_checksum:
+        path.write_bytes(bare)
 
     def use():
         kept = folder.kept_reply("1-train", "a")
         if kept is not None:
+            if with_checksum:
+                assert recorddict_to_proto(kept).SerializeToString() == bare
             with may_refuse(BadReplyError):
                 use_content(kept)
 
@@ -429,5 +472,5 @@ def test_a_mutated_kept_reply_counts_as_none_or_passes_the_wires_checks(tmp_path
 
 
 def test_there_are_enough_cases():
-    total = len(REPLIES) * REPLY_CASES + 10 * FILE_CASES + 2 * RECORD_CASES
+    total = len(REPLIES) * REPLY_CASES + 18 * FILE_CASES + 2 * RECORD_CASES
     assert total >= (20_000 if NIGHTLY else 200)

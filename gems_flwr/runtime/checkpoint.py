@@ -8,7 +8,8 @@ A folder holds
   form), written before it is used and removed once the round's checkpoint is safe. On resume
   they pass the same validation as on the wire.
 
-Nothing here unpickles.
+Both carry a checksum, so that a flipped bit in a number is noticed; files of the time before there
+were checksums are read without. Both are for the owner's eyes only. Nothing here unpickles.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,48 +31,47 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from gems_flwr.disk import (
+    CHECKSUM,
+    checksum,
+    disk_faults,
+    make_folder,
+    replacing,
+    verify_checksum,
+    write_atomically,
+)
 from gems_flwr.errors import CheckpointError
 
 FORMAT = "gems-flwr-1"
 _FILE = "checkpoint.safetensors"
 _INBOX = "inbox"
+# What a kept reply begins with, followed by its digest. Protobuf has no field 0, so no reply of the
+# time before begins so, nor does this with one bit flipped read as one.
+_REPLY_MARK = b"\0\0gems-reply\n"
+_DIGEST_BYTES = 16
 
 Groups = Mapping[str, Mapping[str, NDArray]]
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that a reader sees all of it or what was there before."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def save_arrays(path: Path, groups: Groups, meta: Mapping[str, Any]) -> None:
-    """Write groups of arrays and a JSON value into one safetensors file, atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write groups of arrays and a JSON value into one safetensors file, atomically.
+
+    Raises
+    ------
+    DiskError
+        If it cannot be written; what was there before is unchanged.
+    """
     # safetensors wants contiguous arrays and would write a view's whole buffer.
     tensors = {
         f"{group}/{name}": np.ascontiguousarray(array).reshape(array.shape)
         for group, arrays in groups.items()
         for name, array in arrays.items()
     }
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        # Insertion order is meaning (it is the model's own), so it is kept beside the tensors.
-        header = {"format": FORMAT, "order": json.dumps(list(tensors)), "meta": json.dumps(meta)}
+    # Insertion order is meaning (it is the model's own), so it is kept beside the tensors.
+    header = {"format": FORMAT, "order": json.dumps(list(tensors)), "meta": json.dumps(meta)}
+    header[CHECKSUM] = checksum(tensors, header)
+    with replacing(path, private=True) as temporary:
         save_file(tensors, temporary, metadata=header)
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def load_arrays(path: Path) -> tuple[dict[str, dict[str, NDArray]], dict[str, Any]]:
@@ -83,6 +82,7 @@ def load_arrays(path: Path) -> tuple[dict[str, dict[str, NDArray]], dict[str, An
     CheckpointError
         If the file is damaged, or not ours.
     """
+    tensors: dict[str, NDArray] = {}
     groups: dict[str, dict[str, NDArray]] = {}
     unreadable = (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
     try:
@@ -92,7 +92,8 @@ def load_arrays(path: Path) -> tuple[dict[str, dict[str, NDArray]], dict[str, An
                 raise CheckpointError(f"{path} is not a {FORMAT} file")
             for key in json.loads(header["order"]):
                 group, name = key.split("/", 1)
-                groups.setdefault(group, {})[name] = file.get_tensor(key)
+                tensors[key] = groups.setdefault(group, {})[name] = file.get_tensor(key)
+            verify_checksum(header, tensors, {"format", "order", "meta"})
             meta = json.loads(header["meta"])
             if not isinstance(meta, dict):
                 raise ValueError(f"its meta is {type(meta).__name__}, expected an object")
@@ -116,24 +117,39 @@ class CheckpointFolder:
         self.folder = folder
 
     def save(self, groups: Groups, meta: Mapping[str, Any]) -> None:
-        """Write the state of a finished round, then empty the inbox."""
+        """Write the state of a finished round, then empty the inbox.
+
+        Raises
+        ------
+        DiskError
+            If the state cannot be written; the state before it and the inbox are unchanged.
+        """
         save_arrays(self.folder / _FILE, groups, meta)
-        self.clear_inbox()
+        # Replies of a round that is done are never looked for again: litter at worst.
+        shutil.rmtree(self.folder / _INBOX, ignore_errors=True)
 
     def load(self) -> tuple[dict[str, dict[str, NDArray]], dict[str, Any]] | None:
         """Return the last saved state, or None where there is none yet."""
         path = self.folder / _FILE
         return load_arrays(path) if path.exists() else None
 
-    def clear(self) -> None:
-        """Forget everything: a new run begins in this folder."""
-        (self.folder / _FILE).unlink(missing_ok=True)
-        self.clear_inbox()
+    def is_empty(self) -> bool:
+        """Whether there is nothing to go on from: neither a state nor a reply."""
+        return not (self.folder / _FILE).exists() and not self.has_replies()
 
-    def clear_inbox(self) -> None:
-        """Forget the replies of the round that is done."""
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(self.folder / _INBOX)
+    def clear(self) -> None:
+        """Forget everything: a new run begins in this folder.
+
+        Raises
+        ------
+        DiskError
+            If something cannot be removed.
+        """
+        path, inbox = self.folder / _FILE, self.folder / _INBOX
+        with disk_faults(f"remove {path}"):
+            path.unlink(missing_ok=True)
+        with disk_faults(f"remove {inbox}"), contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(inbox)
 
     def keep_reply(self, exchange: str, node: str, content: RecordDict) -> None:
         """Put a reply on disk before it is used.
@@ -146,24 +162,34 @@ class CheckpointFolder:
             The node's name; any text.
         content : RecordDict
             The reply as it came.
+
+        Raises
+        ------
+        DiskError
+            If it cannot be written.
         """
         data = recorddict_to_proto(content).SerializeToString()
-        write_atomically(self._reply_path(exchange, node), data)
+        make_folder(self.folder / _INBOX, private=True)
+        path = self._reply_path(exchange, node)
+        write_atomically(path, _REPLY_MARK + _digest(data) + data, private=True)
 
     def kept_reply(self, exchange: str, node: str) -> RecordDict | None:
         """Return the reply that was kept, or None; a damaged one counts as none."""
         path = self._reply_path(exchange, node)
         try:
-            return recorddict_from_proto(ProtoRecordDict.FromString(path.read_bytes()))
+            data = _checked(path.read_bytes())
+            return recorddict_from_proto(ProtoRecordDict.FromString(data))
         except FileNotFoundError:
             return None
         except Exception:  # protobuf and Flower raise many kinds; the node is simply asked again
-            path.unlink(missing_ok=True)
+            self.drop_reply(exchange, node)
             return None
 
     def drop_reply(self, exchange: str, node: str) -> None:
         """Forget a reply that proved unusable, so that a resumed run asks the node again."""
-        self._reply_path(exchange, node).unlink(missing_ok=True)
+        # If it cannot be removed, it proves unusable again.
+        with contextlib.suppress(OSError):
+            self._reply_path(exchange, node).unlink(missing_ok=True)
 
     def has_replies(self) -> bool:
         """Whether an interrupted round left replies behind."""
@@ -175,3 +201,20 @@ class CheckpointFolder:
         digest = hashlib.blake2b(node.encode(), digest_size=4).hexdigest()
         name = f"{quote(exchange, safe='')}-{quote(node, safe='')[:60]}-{digest}.reply"
         return self.folder / _INBOX / name
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
+
+
+def _checked(kept: bytes) -> bytes:
+    """Return what a kept reply holds; one without a checksum is from the time before."""
+    if not kept:
+        raise ValueError("the file is empty")
+    if not kept.startswith(_REPLY_MARK):
+        return kept
+    start = len(_REPLY_MARK) + _DIGEST_BYTES
+    data = kept[start:]
+    if kept[len(_REPLY_MARK) : start] != _digest(data):
+        raise ValueError("the checksum does not fit")
+    return data

@@ -1,8 +1,9 @@
 """Spaces as plain arrays and as safetensors files.
 
 For nodes that are never online together: a node writes its space, a server reads any number
-of them. No pickle anywhere: a file is a safetensors file whose metadata hold one JSON text,
-and reading runs the same checks as building.
+of them. No pickle anywhere: a file is a safetensors file whose metadata hold one JSON text and a
+checksum, and reading runs the same checks as building. Files without a checksum are of the time
+before there were any.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from gems_flwr.disk import CHECKSUM, checksum, replacing, verify_checksum
 from gems_flwr.spaces.ball import Ball
 from gems_flwr.spaces.ball_set import BallSet
 from gems_flwr.spaces.cone import ClassMomentCone
@@ -50,12 +52,29 @@ def space_from_arrays(arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> Spa
     raise SpaceError("kind", f"one of {[space.kind for space in kinds]}", repr(kind))
 
 
-def save_space(path: str | Path, space: Space) -> int:
-    """Write a space to a safetensors file and return its size in bytes."""
+def save_space(path: str | Path, space: Space, *, private: bool = False) -> int:
+    """Write a space to a safetensors file and return its size in bytes.
+
+    Parameters
+    ----------
+    path : path
+        Replaced at once: a reader sees the old file or the new one.
+    space : Space
+        What to write.
+    private : bool
+        Whether nobody but the owner may read the file.
+
+    Raises
+    ------
+    DiskError
+        If it cannot be written; what was there before is unchanged.
+    """
     arrays, meta = space.to_arrays()
     contiguous = {key: np.ascontiguousarray(value) for key, value in arrays.items()}
     header = {"format": FORMAT, "version": str(VERSION), "meta": json.dumps(meta)}
-    save_file(contiguous, str(path), metadata=header)
+    header[CHECKSUM] = checksum(contiguous, header)
+    with replacing(Path(path), private=private) as temporary:
+        save_file(contiguous, str(temporary), metadata=header)
     return Path(path).stat().st_size
 
 
@@ -80,6 +99,7 @@ def load_space(path: str | Path) -> Space:
             if not isinstance(meta, dict):
                 raise SpaceError("meta", "a JSON object", repr(meta)[:80])
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            verify_checksum(header, arrays, {"format", "version", "meta"})
         return space_from_arrays(arrays, meta)
     except SpaceError as error:
         raise SpaceError(f"{name}: {error.key}", error.expected, error.got) from error

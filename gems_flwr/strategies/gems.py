@@ -33,7 +33,7 @@ from gems_flwr.construct import (
     SpaceRequest,
     cone_from_sums,
 )
-from gems_flwr.errors import Failure, RoundFailedError
+from gems_flwr.errors import DiskError, Failure, RoundFailedError
 from gems_flwr.intersect import (
     Aggregate,
     ConeOptions,
@@ -307,16 +307,23 @@ class Gems(RoundLoop):
             wire.freeze_below(message.content, _layers_below(arrays))
         unpack = partial(wire.unpack_space_reply, request=self.request(), layer=layer)
         answers = self.accept(self.collect(messages), unpack, at_least=self.min_nodes)
-        if server_round == self._first_round:
+        first = server_round == self._first_round
+        if first:
             self._received = {}
-            self._spaces.clear()
         elif not self._received:
             # A resumed run: what earlier rounds received lies in the folder.
             self._received = dict(self._spaces.load())
         for answer in answers:
             self._received[answer.node] = _joined(self._received.get(answer.node), answer.value)
-        if not self.sums:
-            self._spaces.save({a.node: without_curve(self._received[a.node]) for a in answers})
+        kept = {} if self.sums else {a.node: without_curve(self._received[a.node]) for a in answers}
+        try:
+            if first:
+                self._spaces.clear()
+            self._spaces.save(kept)
+        except DiskError as error:
+            if self.on_empty == "retrain":
+                raise  # a resumed run would go on without them
+            log_warning("spaces_not_kept", round=server_round, reason=error)
 
     def _usable_spaces(self) -> dict[str, Space | CurvedSpace]:
         most = float("inf") if self.max_examples is None else self.max_examples

@@ -31,6 +31,7 @@ from gems_flwr.strategies.exchange import Answer, Exchange
 from gems_flwr.strategies.journal import Journal
 from gems_flwr.strategies.records import RoundOutcome, RoundRecord, RunResult, ServerState
 from gems_flwr.strategies.roster import Roster, wait_for_nodes
+from gems_flwr.strategies.run_folder import owning_its_folder
 from gems_flwr.strategies.settings import LoopSettings
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -236,6 +237,7 @@ class RoundLoop(LoopSettings, Strategy):
 
     # --- the loop -----------------------------------------------------------------------------
 
+    @owning_its_folder
     def start(
         self,
         grid: Grid,
@@ -275,7 +277,9 @@ class RoundLoop(LoopSettings, Strategy):
         RoundFailedError
             If a round has fewer than `min_nodes` usable replies.
         CheckpointError
-            If `resume` finds a checkpoint of another run.
+            If `resume` finds a checkpoint of another run, or the disk takes no more.
+        FolderInUseError
+            If another run works in `checkpoint_dir`.
         """
         grid = MeteredGrid.around(grid)
         # Node ids of another run mean nothing in this one.

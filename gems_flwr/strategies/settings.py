@@ -35,7 +35,7 @@ class LoopSettings:
     seed : int, default 0
         Source of all random choices.
     checkpoint_dir : path, optional
-        Where to keep the state of the run, and `rounds.jsonl`.
+        Where to keep the state of the run, and `rounds.jsonl`. One run at a time has it.
     keep_replies : bool, default True
         Whether each reply is put into `checkpoint_dir` as it comes in, so that a run that is
         interrupted in the middle of a round does not ask for it again.

@@ -19,7 +19,6 @@ from rich.table import Table
 
 from gems_flwr.errors import GemsError
 from simulations.config import ConfigError, explain
-from simulations.data import MissingDataError
 from simulations.paper import results, show
 from simulations.paper.catalogue import CATALOGUE
 from simulations.paper.runner import Options, interrupted, reproduce
@@ -53,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             failed += _one(reproduction, options, said.get("publish") == "true", console)
         if names == ["results"] or said.get("publish") == "true":
             console.print(f"Written: {results.write_results(DOCS)}")
-    except (HydraException, GemsError, MissingDataError) as error:
+    except (HydraException, GemsError, OSError) as error:
         console.print(explain(error, words), style="red", markup=False, highlight=False)
         return 2
     except KeyboardInterrupt:

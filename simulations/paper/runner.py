@@ -211,7 +211,8 @@ def _work(job: _Job) -> _Outcome:
         for cell, overrides in zip(job.cells, job.overrides, strict=True):
             try:
                 config = compose_config(list(overrides))
-                result = run(config, job.runs / config.run_name(), quiet)
+                # Another job may need the same run, and be at it: then its result is ours.
+                result = run(config, job.runs / config.run_name(), quiet, wait=True)
             except (GemsError, ValueError, RuntimeError) as error:
                 failures.append(f"{cell.setting}, {cell.method}, seed {job.seed}: {error}")
                 parts += [_part(cell, name, None, None) for name in cell.reads]

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from gems_flwr.disk import file_fault
 from simulations.report.build import build_report
 from simulations.report.runs import NoRunsError
 
-EXIT_NO_RUNS = 2
+EXIT_NO_REPORT = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,7 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        Exit status: 0 for a report, 2 if there was no finished run to report on.
+        Exit status: 0 for a report, 2 if there was no finished run to report on, or no place to
+        write to.
     """
     parser = argparse.ArgumentParser(
         prog="python -m simulations.report",
@@ -48,9 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     output: Path = arguments.output or (paths[0] if len(paths) == 1 else Path("runs", "report"))
     try:
         build_report(paths, output)
-    except NoRunsError as error:
-        Console(stderr=True, soft_wrap=True).print(str(error), markup=False, highlight=False)
-        return EXIT_NO_RUNS
+    except (NoRunsError, OSError) as error:
+        text = file_fault(error) if isinstance(error, OSError) else str(error)
+        Console(stderr=True, soft_wrap=True).print(text, markup=False, highlight=False)
+        return EXIT_NO_REPORT
     return 0
 
 

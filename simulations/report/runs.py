@@ -9,6 +9,7 @@ on without it.
 import json
 import math
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -334,7 +335,7 @@ def _parse_partition(content: Mapping[str, Any]) -> Partition:
 def _parse_object(data: bytes) -> dict[str, Any]:
     try:
         content = json.loads(data)
-    except ValueError as error:  # both bad JSON and bad UTF-8
+    except (ValueError, RecursionError) as error:  # bad JSON, bad UTF-8, a thousand brackets
         raise _DamagedError(f"not valid JSON ({error})") from error
     if not isinstance(content, dict):
         raise _DamagedError(f"should be a JSON object, is {_kind(content)}")
@@ -345,11 +346,16 @@ def _text(content: Mapping[str, Any], key: str) -> str:
     value = content.get(key)
     if not isinstance(value, str) or not value:
         raise _DamagedError(f"'{key}' should be a text, is {_kind(value)}")
-    return value
+    return _writable(value)
+
+
+def _writable(text: str) -> str:
+    """Return a text as a file can take it: JSON can hold halves of characters."""
+    return text.encode(errors="replace").decode()
 
 
 def _optional_text(content: Mapping[str, Any], key: str) -> str | None:
-    return None if content.get(key) in (None, "") else str(content[key])
+    return None if content.get(key) in (None, "") else _writable(str(content[key]))
 
 
 def _count(content: Mapping[str, Any], key: str) -> int:
@@ -390,7 +396,7 @@ def _tables(content: Mapping[str, Any], key: str) -> dict[str, dict[str, float]]
 
 def _is_count(value: object) -> bool:
     # bool is an int to Python, but `true` is no count of bytes.
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
 def _optional_number(content: Mapping[str, Any], key: str) -> float | None:
@@ -400,12 +406,13 @@ def _optional_number(content: Mapping[str, Any], key: str) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _DamagedError(f"'{key}' should be a number or null, is {_kind(value)}")
-    return float(value) if math.isfinite(value) else None
+    # An integer of 400 digits has no float; no run has such a number.
+    return float(value) if abs(value) <= sys.float_info.max else None
 
 
 def _kind(value: object) -> str:
     """Name a wrong value in an error message, cut short."""
     if value is None:
         return "missing"
-    text = json.dumps(value, ensure_ascii=False)
+    text = _writable(json.dumps(value, ensure_ascii=False))
     return text if len(text) <= 40 else text[:37] + "..."

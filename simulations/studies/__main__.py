@@ -17,7 +17,6 @@ from rich.console import Console
 
 from gems_flwr.errors import GemsError
 from simulations.config import explain
-from simulations.data import MissingDataError
 from simulations.studies import (
     differences,
     frontiers,
@@ -51,7 +50,7 @@ def main() -> int:
     console = Console()
     try:
         STUDIES[options.study](options.overrides, options.output, console)
-    except (HydraException, GemsError, MissingDataError) as error:
+    except (HydraException, GemsError, OSError) as error:
         console.print(explain(error, options.overrides), style="red", markup=False)
         return 2
     return 0

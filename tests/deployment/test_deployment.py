@@ -236,7 +236,7 @@ def test_a_run_that_fails_ends_with_another_status(federation, tmp_path, monkeyp
 
 
 def test_real_nodes_hand_out_no_examples_and_draw_no_noise_from_a_known_seed(federation, tmp_path):
-    """Both were given away once: whoever asks is refused by every node, by the name of its limit."""
+    """Both were given away once; whoever asks is refused by every node, by the limit's name."""
     for number, (asked, limit) in enumerate(
         (
             ("strategy=global nodes=3 partition=iid", "share_examples"),

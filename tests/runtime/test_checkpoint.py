@@ -1,6 +1,7 @@
 """Checkpoints are whole or not there, strict, and never unpickle."""
 
 import json
+import os
 import pickle
 
 import numpy as np
@@ -9,13 +10,13 @@ from flwr.app import RecordDict
 from safetensors.numpy import save_file
 
 from conftest import initial_arrays, small_model
-from gems_flwr.errors import CheckpointError
+from gems_flwr.disk import write_atomically
+from gems_flwr.errors import CheckpointError, DiskError
 from gems_flwr.runtime import checkpoint
 from gems_flwr.runtime.checkpoint import (
     CheckpointFolder,
     load_arrays,
     save_arrays,
-    write_atomically,
 )
 
 
@@ -71,7 +72,7 @@ def test_a_failed_write_leaves_the_old_state_and_no_litter(tmp_path, monkeypatch
         raise OSError("disk full")
 
     monkeypatch.setattr(checkpoint, "save_file", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(DiskError, match="disk full"):
         folder.save({"arrays": {"a": np.zeros(1)}}, {"round": 2})
     assert folder.load()[1] == {"round": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint.safetensors"]
@@ -80,7 +81,7 @@ def test_a_failed_write_leaves_the_old_state_and_no_litter(tmp_path, monkeypatch
 def test_an_interrupted_write_never_shows(tmp_path, monkeypatch):
     path = tmp_path / "f"
     write_atomically(path, b"old")
-    monkeypatch.setattr(checkpoint.os, "fsync", lambda fd: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
@@ -111,11 +112,12 @@ def test_saving_a_round_empties_the_inbox(tmp_path):
     assert not folder.has_replies()
 
 
-def test_a_damaged_reply_counts_as_none_and_is_removed(tmp_path):
+@pytest.mark.parametrize("damage", [b"\x00garbage", b"", b"\0\0gems-reply\n", b"\0\0ge"])
+def test_a_damaged_reply_counts_as_none_and_is_removed(tmp_path, damage):
     folder = CheckpointFolder(tmp_path)
     folder.keep_reply("1-train", "0", RecordDict({"arrays": initial_arrays()}))
     (path,) = (tmp_path / "inbox").iterdir()
-    path.write_bytes(b"\x00garbage")
+    path.write_bytes(damage)
     assert folder.kept_reply("1-train", "0") is None
     assert not path.exists()
 

@@ -1,5 +1,6 @@
 """GEMS in one round: the strategy and the client mod, together over the wire."""
 
+import errno
 import json
 
 import numpy as np
@@ -11,11 +12,11 @@ from helpers_blobs import CENTERS, CLASSES, FEATURES, TEST, blobs
 from safetensors.numpy import load_file
 from torch import nn
 
-from conftest import record_equal
+from conftest import record_equal, refuse_writing
 from gems_flwr import wire
 from gems_flwr.client import UNLIMITED, NodeLimits, good_enough_mod
 from gems_flwr.construct import SpaceRequest
-from gems_flwr.errors import RoundFailedError
+from gems_flwr.errors import CheckpointError, RoundFailedError
 from gems_flwr.intersect import EmptyIntersectionError
 from gems_flwr.runtime import InProcessGrid, MeteredGrid
 from gems_flwr.spaces import load_space
@@ -544,6 +545,19 @@ def test_a_new_run_in_the_same_folder_forgets_the_spaces_of_the_old_one(tmp_path
     run(Gems(checkpoint_dir=tmp_path), nodes=3)
     run(Gems(checkpoint_dir=tmp_path), nodes=2)
     assert len(list((tmp_path / "spaces").iterdir())) == 2
+
+
+def test_a_disk_without_room_for_spaces_costs_nothing_but_those_files(
+    tmp_path, monkeypatch, caplog
+):
+    refuse_writing(monkeypatch, errno.ENOSPC, "spaces/")
+    result = run(Gems(checkpoint_dir=tmp_path))
+    assert record_equal(result.arrays, run(Gems()).arrays)
+    assert "event=spaces_not_kept round=1" in caplog.text
+    # Where later rounds need them, a resumed run would be another one.
+    needs = {"space": "ball", "on_empty": "retrain", "initialise": lambda number: initial()}
+    with pytest.raises(CheckpointError, match=r"No space left .* a resumed run goes on from it"):
+        run(Gems(checkpoint_dir=tmp_path, **needs))
 
 
 def test_a_verification_that_was_interrupted_does_not_ask_for_spaces_again(tmp_path):
