@@ -141,11 +141,15 @@ def run_server(
         If the folder holds something strange, or cannot be written to.
     """
     with hold_folder(folder):
-        return _run_server(experiment, grid, folder, callbacks)
+        return _run_server(experiment, grid, folder, callbacks, simulated)
 
 
 def _run_server(
-    experiment: Experiment, grid: Grid, folder: Path, callbacks: Sequence[Callback]
+    experiment: Experiment,
+    grid: Grid,
+    folder: Path,
+    callbacks: Sequence[Callback],
+    simulated: bool,
 ) -> dict[str, Any]:
     config = experiment.config
     prepare(config, folder)

@@ -19,8 +19,8 @@ from flwr.app import ConfigRecord, Context
 from gems_flwr import wire
 from gems_flwr.client.limits import NodeLimits, RefusedError
 from gems_flwr.construct import spent_epsilon
+from gems_flwr.disk import write_atomically
 from gems_flwr.errors import CheckpointError
-from gems_flwr.runtime.checkpoint import write_atomically
 
 try:
     import fcntl
