@@ -15,13 +15,9 @@ from gems_flwr.averaging import RobustKind, RobustRule
 from gems_flwr.errors import CheckpointError
 from gems_flwr.strategies.events import log_event, log_warning
 from gems_flwr.strategies.loop import RoundLoop
+from gems_flwr.strategies.screening import unchecked_details
 
 _ACCOUNT = "robust"
-# What no comparison of models can tell, said in every robust result.
-UNCHECKED_MODELS = (
-    "models do not say which classes are behind them: a lie about classes that few nodes hold "
-    "looks like honest data and is not noticed"
-)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -122,4 +118,4 @@ class Outvoted:
             for node, times in self.times_left_out.items()
         }
         account = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        return {_ACCOUNT: account, "left_out": reasons, "unchecked": UNCHECKED_MODELS}
+        return {_ACCOUNT: account, "left_out": reasons, **unchecked_details(None)}
