@@ -1,7 +1,7 @@
 """``python -m simulations.studies STUDY [overrides]``.
 
-Studies: differences, frontiers, honest_radii, hostile, layer_size, multi_model, soak. The papers'
-own experiments are those of ``python -m simulations.paper``.
+Studies: differences, frontiers, honest_radii, hostile, hostile_models, layer_size, multi_model,
+soak. The papers' own experiments are those of ``python -m simulations.paper``.
 
 Overrides are those of ``python -m simulations.run``; data set, partition, nodes and seed count.
 """
@@ -23,6 +23,7 @@ from simulations.studies import (
     frontiers,
     honest_radii,
     hostile,
+    hostile_models,
     layer_size,
     multi_model,
     soak,
@@ -33,6 +34,7 @@ STUDIES = {
     "frontiers": frontiers.run_all,
     "honest_radii": honest_radii.run,
     "hostile": hostile.run,
+    "hostile_models": hostile_models.run,
     "layer_size": layer_size.run,
     "multi_model": multi_model.run_all,
     "soak": soak.run,

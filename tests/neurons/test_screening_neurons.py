@@ -105,6 +105,8 @@ def test_boasted_importance_does_not_take_all_the_places():
     assert places(layers) == 8
     screened = screen_neurons(layers)
     assert "importance of" in screened.reasons[0]
+    usual = np.median([each.importance.sum() for each in layers])
+    assert screened.layers[0].importance.sum() == pytest.approx(2 * usual, rel=1e-5)
     assert places(screened.layers, max_alone=7) <= 7
     assert places(layers, max_alone=3) == 3
 
