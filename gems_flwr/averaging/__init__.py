@@ -3,8 +3,10 @@
 A model is a mapping from names to numpy arrays; nothing here knows about Flower.
 
 - `means`: weighted means of models and of metrics.
-- `robust`: the coordinate-wise and the geometric median, which a few bad models cannot move far.
+- `robust`, `krum`: medians, trimmed means and choices that a few bad models cannot move far.
+- `rules`: which of these means replaces some models, and how many liars it bears.
 - `divergence`: squared distances between models.
+- `synchronisation`: an averaging of models that live on the nodes.
 - `dynamic`: the coordinator of dynamic averaging as a pure state machine.
 - `threshold`: thresholds of dynamic averaging that move.
 - `steps`: a step of the global model from some clients' updates, and old ones of the others.
@@ -16,13 +18,12 @@ from gems_flwr.averaging.dynamic import (
     Balancing,
     BalancingRule,
     Condition,
-    Coordinator,
     LocalReport,
     Order,
-    Synchronisation,
 )
 from gems_flwr.averaging.means import Arrays, mean_metrics, weighted_mean, with_floats_of
-from gems_flwr.averaging.robust import MeanKind, combine, coordinate_median, geometric_median
+from gems_flwr.averaging.robust import coordinate_median, geometric_median, trimmed_mean
+from gems_flwr.averaging.rules import Combined, RobustKind, RobustRule, combine
 from gems_flwr.averaging.steps import (
     best_beta,
     flat,
@@ -33,6 +34,7 @@ from gems_flwr.averaging.steps import (
     unflat,
     update_of,
 )
+from gems_flwr.averaging.synchronisation import Coordinator, Synchronisation
 from gems_flwr.averaging.threshold import following_loss, steered
 
 __all__ = [
@@ -40,11 +42,13 @@ __all__ = [
     "Augmentation",
     "Balancing",
     "BalancingRule",
+    "Combined",
     "Condition",
     "Coordinator",
     "LocalReport",
-    "MeanKind",
     "Order",
+    "RobustKind",
+    "RobustRule",
     "Synchronisation",
     "best_beta",
     "combine",
@@ -60,6 +64,7 @@ __all__ = [
     "squared_distance",
     "steered",
     "stepped",
+    "trimmed_mean",
     "unflat",
     "update_of",
     "weighted_mean",

@@ -12,8 +12,8 @@ holds; if those are all, it becomes the new reference::
 
 Values are frozen and chance comes in as an argument, so a test can drive it for as long as it
 likes. Whatever the options, two things hold after `finish` (Definition 2): the mean of all models
-is what it was, and their divergence is at most Δ. (With a median instead of the mean only the
-second holds.)
+is what it was, and their divergence is at most Δ. With a robust mean only the second holds, for
+the honest nodes: what a liar has, or says of its distance, is its own business.
 
 Decided here, where the paper is silent:
 
@@ -26,6 +26,10 @@ Decided here, where the paper is silent:
   before their mean exceeds Δ.
 - ``order`` decides who is asked first: anyone (the paper's), or by the squared distances that all
   have reported anyway, those nearest to the reference or those farthest from it.
+- Under a robust rule no average is made of fewer models than outvote the liars, for these may be
+  the first to claim a violation: with f known, of at least `RobustRule.models_needed` (f),
+  otherwise of all. Whoever gave a model gets the average, chosen or not, so that the divergence
+  stays bounded.
 """
 
 from __future__ import annotations
@@ -37,8 +41,9 @@ from typing import Literal, get_args
 import numpy as np
 
 from gems_flwr.averaging.divergence import squared_distance
-from gems_flwr.averaging.means import Arrays, with_floats_of
-from gems_flwr.averaging.robust import MeanKind, combine
+from gems_flwr.averaging.means import Arrays
+from gems_flwr.averaging.rules import RobustRule
+from gems_flwr.averaging.synchronisation import Coordinator, Synchronisation, combined_floats
 
 Augmentation = Literal["random", "doubling", "all"]
 Condition = Literal["local", "total"]
@@ -59,8 +64,8 @@ class BalancingRule:
         Who is asked first.
     condition : {"local", "total"}
         Whether every node must be within Δ of the reference, or their mean squared distance.
-    mean : {"mean", "median", "geometric_median"}
-        What replaces the models.
+    robust : RobustRule
+        What replaces the models; the mean by default.
     ignore : collection of str
         Names of floating-point arrays that are no parameters.
     """
@@ -69,7 +74,7 @@ class BalancingRule:
     augmentation: Augmentation = "doubling"
     order: Order = "random"
     condition: Condition = "local"
-    mean: MeanKind = "mean"
+    robust: RobustRule = field(default_factory=RobustRule)
     ignore: Collection[str] = ()
 
     def __post_init__(self) -> None:
@@ -79,20 +84,11 @@ class BalancingRule:
             ("augmentation", Augmentation),
             ("order", Order),
             ("condition", Condition),
-            ("mean", MeanKind),
         ):
             if getattr(self, name) not in get_args(kinds):
                 raise ValueError(
                     f"{name} must be one of {list(get_args(kinds))}, got '{getattr(self, name)}'"
                 )
-
-
-@dataclass(frozen=True)
-class Coordinator:
-    """What is kept from round to round: the reference r and the violation counter v."""
-
-    reference: Arrays
-    violations: int = 0
 
 
 @dataclass(frozen=True)
@@ -109,28 +105,6 @@ class LocalReport:
 
     squared_distance: float
     weight: float = 1.0
-
-
-@dataclass(frozen=True)
-class Synchronisation:
-    """What came of a round.
-
-    Parameters
-    ----------
-    coordinator : Coordinator
-        For the next round.
-    average : mapping from str to ndarray, optional
-        What replaces the models of the receivers; None if no model was sent.
-    receivers : tuple of str
-        Exactly the nodes that gave their models.
-    full : bool
-        Whether those are all, and the average is the new reference.
-    """
-
-    coordinator: Coordinator
-    average: Arrays | None = None
-    receivers: tuple[str, ...] = ()
-    full: bool = False
 
 
 @dataclass(frozen=True)
@@ -202,16 +176,19 @@ class Balancing:
         """Return who gets which model, and the coordinator for the next round."""
         if not self.held:
             return Synchronisation(self.coordinator)
-        average = self._average()
-        full = len(self.held) == len(self.reports)
-        coordinator = self.coordinator
-        if full:
-            reference = with_floats_of(coordinator.reference, average)
-            coordinator = replace(coordinator, reference=reference)
-        return Synchronisation(coordinator, average, self._holders(), full)
+        names = self._holders()
+        return Synchronisation.of_models(
+            self.rule.robust,
+            self.coordinator,
+            {name: self.held[name] for name in names},
+            [self.reports[name].weight for name in names],
+            full=len(self.held) == len(self.reports),
+        )
 
     def _is_settled(self) -> bool:
-        if self.must_be_full:
+        if self.must_be_full or 0 < len(self.held) < self.rule.robust.least_models(
+            len(self.reports)
+        ):
             return False
         rule, reference = self.rule, self.coordinator.reference
         moved = squared_distance(self._average(), reference, rule.ignore) if self.held else 0.0
@@ -237,8 +214,8 @@ class Balancing:
 
     def _average(self) -> Arrays:
         names = self._holders()
-        return combine(
-            self.rule.mean,
+        return combined_floats(
+            self.rule.robust,
             [self.held[name] for name in names],
             [self.reports[name].weight for name in names],
-        )
+        ).arrays

@@ -20,8 +20,9 @@ Where nobody lies, all of this leaves the spaces as they are unless nodes differ
 
 What cannot be checked: a class that few nodes hold. If a node is alone with a class, its word is
 all there is; if few hold it, liars may be the majority among them, and would have the honest left
-out. Their harm to *other* classes is bounded by their samples and their scale; the scores of the
-other nodes can convict them (see `gems_flwr.intersect.audit`).
+out. `Screened.unchecked` lists such classes. Their harm to *other* classes is bounded by their
+samples and their scale; the scores of the other nodes can convict them (see
+`gems_flwr.intersect.audit`).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gems_flwr.averaging.robust import geometric_median
+from gems_flwr.averaging.rules import HEAVY, LEAST_MODELS
 from gems_flwr.spaces.ball import Ball
 from gems_flwr.spaces.cone import ClassMomentCone, mean_values
 from gems_flwr.spaces.covariance import FullCovariance, LowRankCovariance, dense
@@ -42,11 +44,8 @@ Float = NDArray[np.float64]
 
 FAR = 3.0
 SMALL = 3.0
-HEAVY = 2.0
 OFF = 0.2
 SPREAD = 3.0
-# A majority needs three.
-LEAST_NODES = 3
 # With fewer samples than this even the spread of a class is chance.
 FEW = 10
 
@@ -61,10 +60,13 @@ class Screened:
         One per node; None for a node that is left out.
     reasons : tuple of str
         What was changed or why the node is left out; empty where nothing was.
+    unchecked : tuple of int
+        Classes of cones that too few nodes hold for a lie about them to be noticed.
     """
 
     spaces: tuple[Ball | Ellipsoid | ClassMomentCone | None, ...]
     reasons: tuple[str, ...]
+    unchecked: tuple[int, ...] = ()
 
 
 def screen_spaces(spaces: Sequence[Ball | Ellipsoid | ClassMomentCone]) -> Screened:
@@ -75,9 +77,9 @@ def screen_spaces(spaces: Sequence[Ball | Ellipsoid | ClassMomentCone]) -> Scree
     spaces : sequence of Ball, Ellipsoid or ClassMomentCone
         One per node, all cones or no cone. With fewer than three nothing is changed.
     """
-    if len(spaces) < LEAST_NODES:
-        return Screened(tuple(spaces), ("",) * len(spaces))
     cones = [space for space in spaces if isinstance(space, ClassMomentCone)]
+    if len(spaces) < LEAST_MODELS:
+        return Screened(tuple(spaces), ("",) * len(spaces), unchecked_classes(cones))
     if len(cones) == len(spaces):
         return _screen_cones(cones)
     return _screen_centres([s for s in spaces if isinstance(s, Ball | Ellipsoid)])
@@ -143,7 +145,23 @@ def _screen_cones(cones: Sequence[ClassMomentCone]) -> Screened:
         rest = cone.without_entries(bad)
         kept.append(rest and rest.with_samples_at_most(most))
         reasons.append("; ".join(notes))
-    return Screened(tuple(kept), tuple(reasons))
+    unchecked = unchecked_classes([cones[index] for index in members])
+    return Screened(tuple(kept), tuple(reasons), unchecked)
+
+
+def unchecked_classes(cones: Sequence[ClassMomentCone]) -> tuple[int, ...]:
+    """Return the classes that too few of the nodes hold for a lie about them to be noticed."""
+    held = [set(cone.labels.tolist()) for cone in cones]
+    return tuple(
+        label
+        for label in sorted(set().union(*held))
+        if not _can_be_checked(sum(label in labels for labels in held), len(cones))
+    )
+
+
+def _can_be_checked(holders: int, nodes: int) -> bool:
+    # Fewer may be a conspiracy: with up to a third of liars, most of these are honest.
+    return holders >= max(LEAST_MODELS, 2 * nodes / 3)
 
 
 def input_scale(cone: ClassMomentCone) -> float:
@@ -169,8 +187,7 @@ def wrong_entries(cones: Sequence[ClassMomentCone]) -> list[NDArray[np.bool_]]:
     summaries = [class_summaries(cone) for cone in cones]
     for label in sorted(set().union(*summaries)):
         holders = [index for index, summary in enumerate(summaries) if label in summary]
-        # Fewer may be a conspiracy: with up to a third of liars, most of these are honest.
-        if len(holders) < max(LEAST_NODES, 2 * len(cones) / 3):
+        if not _can_be_checked(len(holders), len(cones)):
             continue
         held = [summaries[index][label] for index in holders]
         middle = np.median([mean for _, mean, _ in held], axis=0)

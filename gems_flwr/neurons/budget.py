@@ -6,12 +6,14 @@ of neurons that a server can pay for. With many nodes unmatched neurons add up t
 Decided here: two ways. ``drop`` leaves out the merged neurons of the least importance (the sum
 over their members); what stays is still verified. ``cluster`` merges on, by k-means over the
 merged neurons weighted by importance, and is not verified: whoever's ball does not hold the
-new neuron is listed as dropped.
+new neuron is listed as dropped. Among nodes that may lie, `limit_each` bounds beforehand how
+many places one node can take by itself.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
@@ -38,8 +40,35 @@ def prune(merged: MergedLayer, max_neurons: int) -> MergedLayer:
     if len(merged) <= max_neurons:
         return merged
     best = np.argsort(-merged.importance, kind="stable")
-    keep = np.sort(best[:max_neurons])
-    lost = [member for i in best[max_neurons:] for member in merged.origins[i]]
+    return _without(merged, best[max_neurons:].tolist())
+
+
+def limit_each(merged: MergedLayer, max_alone: int) -> MergedLayer:
+    """Return a layer in which no node has too many neurons that stand for it alone.
+
+    Parameters
+    ----------
+    merged : MergedLayer
+        Neurons of all nodes.
+    max_alone : int
+        Neurons that may have members of one and the same node only, at least 1; of each node the
+        most important stay, of equal importance the earlier ones.
+    """
+    taken: Counter[int] = Counter()
+    lost = []
+    for i in np.argsort(-merged.importance, kind="stable").tolist():
+        nodes = {node for node, _ in merged.origins[i]}
+        if len(nodes) == 1:
+            taken.update(nodes)
+            if taken[nodes.pop()] > max_alone:
+                lost.append(i)
+    return _without(merged, lost) if lost else merged
+
+
+def _without(merged: MergedLayer, positions: Sequence[int]) -> MergedLayer:
+    """Return a layer without some of its neurons, whose members are listed as dropped."""
+    keep = np.setdiff1d(np.arange(len(merged)), positions)
+    lost = [member for i in positions for member in merged.origins[i]]
     return dataclasses.replace(
         merged,
         weights=merged.weights[keep],

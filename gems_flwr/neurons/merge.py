@@ -18,7 +18,7 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from gems_flwr.neurons.budget import Budget, prune, shrink
+from gems_flwr.neurons.budget import Budget, limit_each, prune, shrink
 from gems_flwr.neurons.clusters import merge_in_clusters
 from gems_flwr.neurons.distinct import Distinct, distinct_neurons
 from gems_flwr.neurons.layer import MergedLayer, MergeMethod
@@ -35,6 +35,7 @@ def merge_neurons(
     *,
     clusters: int = 100,
     max_neurons: int | None = None,
+    max_alone: int | None = None,
     within_node: bool | None = None,
     budget: Budget = "drop",
     seed: int,
@@ -51,6 +52,8 @@ def merge_neurons(
         Clusters of ``kmeans`` (m_epsilon), at least 1; nothing to the others.
     max_neurons : int, optional
         Size budget, at least 1; none if left out.
+    max_alone : int, optional
+        Most merged neurons that may stand for one node alone, at least 1; see `limit_each`.
     within_node : bool, optional
         Whether different neurons of one node may merge. If left out: yes for ``kmeans``, as in
         the released code, and no for ``verified``.
@@ -68,6 +71,8 @@ def merge_neurons(
     check_integer("clusters", clusters, 1)
     if max_neurons is not None:
         check_integer("max_neurons", max_neurons, 1)
+    if max_alone is not None:
+        check_integer("max_alone", max_alone, 1)
     _check_choice("method", method, get_args(MergeMethod))
     _check_choice("budget", budget, get_args(Budget))
     items = distinct_neurons(layers)
@@ -79,6 +84,8 @@ def merge_neurons(
     else:
         points, groups = items.centers.astype(np.float64), [[i] for i in range(len(items))]
     merged = _merged(items, points, groups, method)
+    if max_alone is not None:
+        merged = limit_each(merged, max_alone)
     if max_neurons is None:
         return merged
     if budget == "drop":

@@ -79,6 +79,11 @@ class DynamicAveraging(LocalLearners):
             raise ValueError(f"follow_loss must be at least 0, got {self.follow_loss}")
         if self.target_rate is not None and not 0 < self.target_rate <= 2:
             raise ValueError(f"target_rate must be in (0, 2], got {self.target_rate}")
+        if self.rule.is_on and (self.follow_loss or self.target_rate is not None):
+            raise ValueError(
+                "robust goes with neither follow_loss nor target_rate: the threshold would follow "
+                "what nodes say of their loss, or how often they claim a violation"
+            )
         if self.follow_loss and self.target_rate is not None:
             raise ValueError("follow_loss and target_rate cannot both set the threshold")
 
@@ -100,9 +105,10 @@ class DynamicAveraging(LocalLearners):
         self, server_round: int, ledger: Ledger, replies: Replies, ask: AskForModels
     ) -> Synchronisation:
         """Balance violations with as few models as the rule needs."""
+        weights = self.rule.fair([self.weight(reply) for reply in replies.values()])
         reports = {
-            name: LocalReport(reply.squared_distance or 0.0, self.weight(reply))
-            for name, reply in replies.items()
+            name: LocalReport(reply.squared_distance or 0.0, weight)
+            for (name, reply), weight in zip(replies.items(), weights, strict=True)
         }
         violators = {name: r.arrays for name, r in replies.items() if r.arrays is not None}
         rule = self._rule(self._threshold(ledger))
@@ -136,6 +142,6 @@ class DynamicAveraging(LocalLearners):
             augmentation=self.augmentation,
             order=self.order,
             condition=self.condition,
-            mean=self.mean,
+            robust=self.rule,
             ignore=frozenset(self.buffers),
         )

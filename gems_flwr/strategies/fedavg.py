@@ -2,33 +2,64 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flwr.app import ConfigRecord
+from flwr.serverapp import Grid
+
 from gems_flwr import wire
-from gems_flwr.averaging import Arrays, weighted_mean
+from gems_flwr.averaging import Arrays, combine
 from gems_flwr.strategies.exchange import Answer
-from gems_flwr.strategies.loop import RoundLoop
+from gems_flwr.strategies.records import RoundOutcome, ServerState
+from gems_flwr.strategies.robust_averaging import AveragesModels, Outvoted
 
 
 @dataclass(kw_only=True, eq=False)
-class FedAvg(RoundLoop):
+class FedAvg(AveragesModels):
     """Average the models of a fraction of the nodes, round after round.
 
     On the same replies in the same order the result equals that of Flower's own FedAvg bit for
-    bit, except that integer arrays stay integers.
+    bit, except that integer arrays stay integers; with `robust` that of Flower's FedMedian,
+    FedTrimmedAvg, Krum, MultiKrum or Bulyan (see `gems_flwr.averaging.rules` for what differs).
 
     Parameters
     ----------
     weighted : bool, default True
         Whether a node counts by its number of examples, or all count the same.
-    **loop
-        See `RoundLoop`; McMahan's C is `fraction_train`.
+    **averaging
+        See `AveragesModels`; McMahan's C is `fraction_train`.
     """
 
     weighted: bool = True
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._outvoted = Outvoted()
+
+    def play_round(
+        self,
+        server_round: int,
+        state: ServerState,
+        grid: Grid,
+        train_config: ConfigRecord,
+        evaluate_config: ConfigRecord,
+    ) -> RoundOutcome:
+        """Play one round, and tell whom the rule did not believe."""
+        self._outvoted = Outvoted.from_details(state.details)
+        outcome = super().play_round(server_round, state, grid, train_config, evaluate_config)
+        return dataclasses.replace(outcome, details=self._outvoted.to_details(self.rule))
+
     def aggregate(self, answers: Sequence[Answer[wire.ModelReply]]) -> Arrays:
-        """Return the (weighted) mean of the nodes' models."""
+        """Return the (weighted) mean of the nodes' models, or what the rule makes of them."""
         weights = [a.value.num_examples if self.weighted else 1.0 for a in answers]
-        return weighted_mean([a.value.arrays for a in answers], weights)
+        combined = combine(self.rule, [a.value.arrays for a in answers], weights)
+        self._outvoted = self._outvoted.after(
+            self._exchange.server_round,
+            self.rule,
+            applied=combined.applied,
+            left_out=[answers[index].node for index in combined.left_out],
+            checked=combined.checked,
+        )
+        return combined.arrays

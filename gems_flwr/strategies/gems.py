@@ -33,7 +33,7 @@ from gems_flwr.construct import (
     SpaceRequest,
     cone_from_sums,
 )
-from gems_flwr.errors import DiskError, Failure, RoundFailedError
+from gems_flwr.errors import DiskError
 from gems_flwr.intersect import (
     Aggregate,
     ConeOptions,
@@ -54,7 +54,6 @@ from gems_flwr.spaces import (
 )
 from gems_flwr.spaces.collection import SpaceFolder
 from gems_flwr.strategies.events import log_warning
-from gems_flwr.strategies.exchange import Answer
 from gems_flwr.strategies.gems_details import (
     Spaces,
     intersection_details,
@@ -65,6 +64,7 @@ from gems_flwr.strategies.gems_options import Kind, check_gems_options
 from gems_flwr.strategies.loop import RoundLoop
 from gems_flwr.strategies.public_tuning import check_tuning, first_samples
 from gems_flwr.strategies.records import RoundOutcome, ServerState
+from gems_flwr.strategies.screening import plausible, unchecked_details
 
 # The paper's epsilon for MNIST; for a cone, the mildest demand that is convex.
 DEFAULT_EPSILON = {"ball": 0.4, "ellipsoid": 0.4, "cone": 0.5}
@@ -116,7 +116,8 @@ class Gems(RoundLoop):
         Whether every node is asked how accurate the result is on its own held-out data.
     robust : bool, default False
         Whether each node's space is held against those of the others before it counts; see
-        `gems_flwr.intersect.screen`. Who is left out, or counts for less, is in the details.
+        `gems_flwr.intersect.screen`. Who is left out, or counts for less, is in the details, and
+        which classes too few nodes hold for a lie about them to be noticed.
     audit : bool, default False
         Whether the nodes' scores may convict a node, for cones: the server aggregates without
         each in turn and asks the others what they gain; see `gems_flwr.intersect.audit`. It costs a
@@ -171,6 +172,7 @@ class Gems(RoundLoop):
         self._spaces = SpaceFolder(self._folder() if self.checkpoint_dir else None)
         self._received: dict[str, wire.NodeSpace] = {}
         self._first_round = 1
+        self._unchecked: tuple[int, ...] | None = None
 
     @property
     def rounds_needed(self) -> int:  # type: ignore[override]
@@ -208,9 +210,9 @@ class Gems(RoundLoop):
         if server_round > self._first_round and self.initialise is not None:
             start = self.initialise(server_round)
         self._collect(server_round, grid, start, layer, train_config)
-        plausible, notes = self._screened(self._usable_spaces())
+        usable, notes = self._screened(self._usable_spaces())
         found, spaces, convicted = self._audited(
-            plausible,
+            usable,
             lambda candidate, step: self._scores(
                 server_round, grid, layer.replace_in(start, candidate), evaluate_config, step
             ),
@@ -223,6 +225,8 @@ class Gems(RoundLoop):
             scores = self._scores(server_round, grid, arrays, evaluate_config, "verification")
         details = intersection_details(self.space, found, spaces, scores)
         details |= left_out_details(found, spaces, notes, convicted)
+        if self.robust:
+            details |= unchecked_details(self._unchecked)
         return RoundOutcome(arrays=arrays, details=details, memory=state.memory)
 
     def _aggregate(self, spaces: Spaces) -> Aggregate:
@@ -349,21 +353,12 @@ class Gems(RoundLoop):
         if not self.robust:
             return spaces, {}
         result = screen_spaces([without_curve(space) for space in spaces.values()])
-        notes = {n: r for n, r in zip(spaces, result.reasons, strict=True) if r}
-        for node, reason in notes.items():
-            log_warning("suspect", node=node, reason=reason)
-        kept: dict[str, Space | CurvedSpace] = {}
-        for (node, space), now in zip(spaces.items(), result.spaces, strict=True):
-            if now is not None:
-                kept[node] = space if now is without_curve(space) else now
-        if len(kept) < self.min_nodes:
-            lines = "".join(f"\n  node {node}: {reason}" for node, reason in notes.items())
-            raise RoundFailedError(
-                f"{len(kept)} nodes sent plausible spaces, min_nodes is {self.min_nodes}{lines}",
-                [Answer(node, space) for node, space in kept.items()],
-                [Failure(node, reason) for node, reason in notes.items()],
-            )
-        return kept, notes
+        self._unchecked = result.unchecked if self.space == "cone" else None
+        screened = [
+            space if now is without_curve(space) else now
+            for space, now in zip(spaces.values(), result.spaces, strict=True)
+        ]
+        return plausible(spaces, screened, result.reasons, at_least=self.min_nodes, what="spaces")
 
     def _scores(
         self, server_round: int, grid: Grid, arrays: Arrays, config: ConfigRecord, step: str

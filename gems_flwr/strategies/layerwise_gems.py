@@ -15,6 +15,7 @@ starts anew: see `gems_flwr.networks.replace_layer`.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +28,7 @@ from numpy.typing import NDArray
 
 from gems_flwr import wire
 from gems_flwr.averaging import Arrays
+from gems_flwr.averaging.rules import HEAVY
 from gems_flwr.construct import NeuronRequest, SpaceRequest
 from gems_flwr.networks import (
     LayerReader,
@@ -35,14 +37,14 @@ from gems_flwr.networks import (
     replace_layer,
     weight_layers,
 )
-from gems_flwr.neurons import Budget, MergedLayer, MergeMethod, merge_neurons
+from gems_flwr.neurons import Budget, MergedLayer, MergeMethod, merge_neurons, screen_neurons
 from gems_flwr.runtime.seeding import derive_seed
 from gems_flwr.spaces import NeuronBalls
-from gems_flwr.strategies.exchange import Answer
 from gems_flwr.strategies.gems import Gems
 from gems_flwr.strategies.gems_options import Kind
 from gems_flwr.strategies.public_tuning import TunesOnPublicData
 from gems_flwr.strategies.records import RoundOutcome, ServerState
+from gems_flwr.strategies.screening import UNCHECKED_NEURONS, joined, plausible
 
 # The papers' epsilon for the last layer of a network on MNIST; see `Gems` for cones.
 HEAD_EPSILON = 0.7
@@ -92,6 +94,10 @@ class LayerwiseGems(TunesOnPublicData):
         0.5), ``rank``, ``clusters`` or ``ridge`` (by default 1e-5 on hidden layers).
     verify : bool, default False
         Whether every node is asked how accurate the result is on its own held-out data.
+    robust : bool, default False
+        Whether each node's neurons are held against those of the others before they are merged
+        (see `gems_flwr.neurons.screen`), none takes more than twice its share of `max_hidden` for
+        itself, and the output layer is `robust` as in `Gems`, unless `output` says otherwise.
     **tuning
         See `TunesOnPublicData`. The last layer is tuned as in `Gems`, so a cone's has no rate.
     """
@@ -109,6 +115,7 @@ class LayerwiseGems(TunesOnPublicData):
     head: Kind = "cone"
     output: Mapping[str, Any] = field(default_factory=dict)
     verify: bool = False
+    robust: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -177,6 +184,10 @@ class LayerwiseGems(TunesOnPublicData):
         widths = [layer.width for layer in weight_layers(arrays)[:-1]]
         tuned_on = self.tune or outcome.details["tuned_on"]
         details = {**outcome.details, "hidden": widths, "tuned_on": tuned_on}
+        details |= {
+            key: joined(state.details.get(key, {}), outcome.details[key])
+            for key in ("left_out", "adjusted")
+        }
         return RoundOutcome(arrays=arrays, details=details, memory=state.memory)
 
     # --- a hidden layer -----------------------------------------------------------------------
@@ -187,16 +198,21 @@ class LayerwiseGems(TunesOnPublicData):
         index = server_round - 1
         layers = weight_layers(state.arrays)
         layer, above = layers[index], layers[index + 1]
-        answers = self._collect_neurons(server_round, grid, state.arrays, layer, above, config)
+        balls = self._collect_neurons(server_round, grid, state.arrays, layer, above, config)
+        balls, notes = self._screened(balls)
+        budget, alone = _of_layer(self.max_hidden, index), None
+        if self.robust and budget is not None:
+            alone = math.ceil(HEAVY * budget / len(balls))
         merged = merge_neurons(
-            [answer.value for answer in answers],
+            list(balls.values()),
             self.merge,
             clusters=self.clusters,
-            max_neurons=_of_layer(self.max_hidden, index),
+            max_neurons=budget,
+            max_alone=alone,
             budget=self.budget,
             seed=derive_seed(self.seed, "merge", index),
         )
-        merged.verify([answer.value for answer in answers])
+        merged.verify(list(balls.values()))
         arrays = replace_layer(
             state.arrays,
             index,
@@ -204,10 +220,27 @@ class LayerwiseGems(TunesOnPublicData):
             outgoing=merged.weights[:, layer.dimension :] if self.outgoing else None,
             seed=derive_seed(self.seed, "above", index),
         )
-        told = [*state.details.get("layers", []), _told(layer, merged, answers)]
+        told = [*state.details.get("layers", []), _told(layer, merged, balls)]
         widths = [*state.details.get("hidden", []), len(merged)]
-        details = {"layers": told, "hidden": widths}
+        details: dict[str, Any] = {"layers": told, "hidden": widths}
+        if self.robust:
+            gone = {node: reason for node, reason in notes.items() if node not in balls}
+            kept = {node: reason for node, reason in notes.items() if node in balls}
+            for key, reasons in (("left_out", gone), ("adjusted", kept)):
+                details[key] = joined(state.details.get(key, {}), reasons, f"layer {layer.name}")
+            details["unchecked"] = UNCHECKED_NEURONS
         return RoundOutcome(arrays=arrays, details=details, memory=state.memory)
+
+    def _screened(
+        self, balls: dict[str, NeuronBalls]
+    ) -> tuple[dict[str, NeuronBalls], dict[str, str]]:
+        """Return the nodes' balls that count, and by node what was held against it."""
+        if not self.robust:
+            return balls, {}
+        result = screen_neurons(list(balls.values()))
+        return plausible(
+            balls, result.layers, result.reasons, at_least=self.min_nodes, what="neurons"
+        )
 
     def _collect_neurons(
         self,
@@ -217,7 +250,7 @@ class LayerwiseGems(TunesOnPublicData):
         layer: WeightLayer,
         above: WeightLayer,
         config: ConfigRecord,
-    ) -> list[Answer[NeuronBalls]]:
+    ) -> dict[str, NeuronBalls]:
         request = self.request(server_round - 1)
         nodes = self.choose_nodes(server_round, grid, self.fraction_train, wire.TRAIN)
         messages = self.messages(server_round, nodes, wire.TRAIN, wire.to_record(arrays), config)
@@ -232,7 +265,8 @@ class LayerwiseGems(TunesOnPublicData):
             outgoing=outgoing,
             server_round=server_round,
         )
-        return self.accept(self.collect(messages), unpack, at_least=self.min_nodes)
+        answers = self.accept(self.collect(messages), unpack, at_least=self.min_nodes)
+        return {answer.node: answer.value for answer in answers}
 
     # --- the output layer ---------------------------------------------------------------------
 
@@ -241,6 +275,8 @@ class LayerwiseGems(TunesOnPublicData):
         options: dict[str, Any] = {} if self.head == "cone" else {"epsilon": HEAD_EPSILON}
         if self.head == "cone" and self._hidden:
             options["ridge"] = HEAD_RIDGE
+        if self.robust:
+            options["robust"] = True
         options |= {key: value for key, value in self.output.items() if value is not None}
         if arrays is not None and self.tune and self.tune_layers == "last":
             options |= {"tune": self.tune, "tune_rate": self.tune_rate}
@@ -266,11 +302,10 @@ class LayerwiseGems(TunesOnPublicData):
 
 
 def _told(
-    layer: WeightLayer, merged: MergedLayer, answers: Sequence[Answer[NeuronBalls]]
+    layer: WeightLayer, merged: MergedLayer, balls: Mapping[str, NeuronBalls]
 ) -> dict[str, Any]:
     """Return what a result says of one merged layer."""
-    names = [answer.node for answer in answers]
-    layers = [answer.value for answer in answers]
+    names, layers = list(balls), list(balls.values())
 
     def known(members: Sequence[tuple[int, int]]) -> list[str]:
         return [f"{names[node]}:{neuron}" for node, neuron in members]

@@ -34,14 +34,12 @@ from gems_flwr import wire
 from gems_flwr.averaging import (
     Arrays,
     Coordinator,
-    MeanKind,
     Synchronisation,
-    combine,
     with_floats_of,
 )
 from gems_flwr.strategies.ledger import Ledger, Tally
-from gems_flwr.strategies.loop import RoundLoop
 from gems_flwr.strategies.records import RoundOutcome, ServerState
+from gems_flwr.strategies.robust_averaging import AveragesModels, Outvoted
 
 Replies = dict[str, wire.AveragingReply]
 # Gets the names of nodes, returns the models of those that could be reached.
@@ -49,26 +47,23 @@ AskForModels = Callable[[Collection[str]], Mapping[str, Arrays]]
 
 
 @dataclass(kw_only=True, eq=False)
-class LocalLearners(RoundLoop):
+class LocalLearners(AveragesModels):
     """Base of the protocols for models that live on the nodes.
 
     Parameters
     ----------
     weighted : bool, default False
         Whether a node counts by its samples of the round (Algorithm 2), or all the same.
-    mean : {"mean", "median", "geometric_median"}
-        What models are replaced by.
     final_sync : bool, default True
         Whether the last round ends in a full synchronisation.
     buffers : sequence of str
         Names of floating-point arrays that are no parameters, such as the running means of a batch
         norm: averaged with the model, kept out of distances. Integer arrays are left alone.
-    **loop
-        See `RoundLoop`. All connected nodes train; `fraction_train` must stay 1.
+    **averaging
+        See `AveragesModels`. All connected nodes train; `fraction_train` must stay 1.
     """
 
     weighted: bool = False
-    mean: MeanKind = "mean"
     final_sync: bool = True
     buffers: Sequence[str] = ()
 
@@ -171,6 +166,7 @@ class Turn:
         self.config = config
         self.arrays = state.arrays
         self.before = self.tally = Tally.from_details(state.details)
+        self.outvoted = Outvoted.from_details(state.details)
         # A name for the run, so that what nodes keep from another one does not count.
         self.ledger = Ledger.from_memory(state.memory) or Ledger(
             secrets.token_hex(4), Coordinator(state.arrays)
@@ -224,10 +220,9 @@ class Turn:
         if not models:
             return
         weights = [self.strategy.weight(self.replies[name]) for name in models]
-        average = combine(self.strategy.mean, list(models.values()), weights)
-        reference = with_floats_of(self.ledger.reference, average)
-        coordinator = dataclasses.replace(self.ledger.coordinator, reference=reference)
-        self._settle(Synchronisation(coordinator, average, tuple(models), full=True))
+        coordinator = self.ledger.coordinator
+        rule = self.strategy.rule
+        self._settle(Synchronisation.of_models(rule, coordinator, models, weights, full=True))
 
     def all_models(self) -> dict[str, Arrays]:
         """Return the models that the nodes have now, averages that are under way included."""
@@ -278,7 +273,7 @@ class Turn:
             arrays=self.arrays,
             train_metrics=metrics,
             memory=self.ledger.to_memory(),
-            details=tally.to_details(),
+            details=tally.to_details() | self.outvoted.to_details(self.strategy.rule),
         )
 
     # --- messages -------------------------------------------------------------------------------
@@ -288,6 +283,13 @@ class Turn:
         self.tally = self.tally.with_synchronisation(self.server_round, synchronisation)
         if synchronisation.average is not None:
             self.arrays = with_floats_of(self.arrays, synchronisation.average)
+            self.outvoted = self.outvoted.after(
+                self.server_round,
+                self.strategy.rule,
+                applied=synchronisation.applied,
+                left_out=synchronisation.left_out,
+                checked=synchronisation.checked,
+            )
 
     def _exchange(
         self, requests: Mapping[str, Mapping[str, Any]], *, step: str = "", at_least: int = 0

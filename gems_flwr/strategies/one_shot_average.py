@@ -19,7 +19,7 @@ class OneShotAverage(TunesOnPublicData, FedAvg):
 
     Parameters
     ----------
-    weighted
+    weighted, robust, liars, trim
         See `FedAvg`.
     **tuning
         See `TunesOnPublicData`.

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gems_flwr.averaging import Synchronisation, combine, with_floats_of
-from gems_flwr.averaging.dynamic import Coordinator
+from gems_flwr.averaging import Synchronisation
 from gems_flwr.runtime.seeding import generator
 from gems_flwr.strategies.learners import AskForModels, LocalLearners, Replies
 from gems_flwr.strategies.ledger import Ledger
@@ -61,12 +60,9 @@ class PeriodicAveraging(LocalLearners):
         self, server_round: int, ledger: Ledger, replies: Replies, ask: AskForModels
     ) -> Synchronisation:
         """Average the models that came."""
-        sent = {name: reply for name, reply in replies.items() if reply.arrays is not None}
+        sent = {name: r.arrays for name, r in replies.items() if r.arrays is not None}
         if not sent:
             return Synchronisation(ledger.coordinator)
-        models = [reply.arrays for reply in sent.values() if reply.arrays is not None]
-        average = combine(self.mean, models, [self.weight(reply) for reply in sent.values()])
-        if len(sent) < len(replies):
-            return Synchronisation(ledger.coordinator, average, tuple(sent))
-        reference = with_floats_of(ledger.reference, average)
-        return Synchronisation(Coordinator(reference), average, tuple(sent), full=True)
+        weights = [self.weight(replies[name]) for name in sent]
+        full = len(sent) == len(replies)
+        return Synchronisation.of_models(self.rule, ledger.coordinator, sent, weights, full=full)

@@ -1,7 +1,7 @@
 """``python -m simulations.studies STUDY [overrides]``.
 
-Studies: differences, frontiers, honest_radii, hostile, layer_size, leaks, multi_model, soak. The
-papers' own experiments are those of ``python -m simulations.paper``.
+Studies: differences, frontiers, honest_radii, hostile, hostile_models, layer_size, leaks,
+multi_model, soak. The papers' own experiments are those of ``python -m simulations.paper``.
 
 Overrides are those of ``python -m simulations.run``; data set, partition, nodes and seed count.
 """
@@ -22,6 +22,7 @@ from simulations.studies import (
     frontiers,
     honest_radii,
     hostile,
+    hostile_models,
     layer_size,
     leaks,
     multi_model,
@@ -33,6 +34,7 @@ STUDIES = {
     "frontiers": frontiers.run_all,
     "honest_radii": honest_radii.run,
     "hostile": hostile.run,
+    "hostile_models": hostile_models.run,
     "layer_size": layer_size.run,
     "leaks": leaks.run,
     "multi_model": multi_model.run_all,

@@ -81,7 +81,8 @@ def run(overrides: Sequence[str], output: Path, console: Console) -> Path:
                     for case in wanted:
                         done[case.key] = honest.measure(case)
                         path.write_text(json.dumps(done, indent=2))
-            console.print(_table(done, split, nodes, liars))
+            columns = [("ball", d) for d in DEFENCES[:2]] + [("cone", d) for d in DEFENCES]
+            console.print(results_table(done, split, nodes, liars, columns, ATTACKS, SEEDS))
     console.print(f"Results: {path}")
     return path
 
@@ -176,13 +177,14 @@ class _Honest:
 # --- lies -----------------------------------------------------------------------------------
 
 
-def _random_direction(size: int, length: float, rng: np.random.Generator) -> np.ndarray:
+def random_direction(size: int, length: float, rng: np.random.Generator) -> np.ndarray:
+    """Return a vector of a given length in a random direction."""
     v = rng.normal(size=size)
     return np.asarray(length * v / np.linalg.norm(v))
 
 
 def _far_ball(ball: Ball, rng: np.random.Generator) -> Ball:
-    return Ball(ball.center + _random_direction(ball.dimension, 1e4, rng), ball.radius)
+    return Ball(ball.center + random_direction(ball.dimension, 1e4, rng), ball.radius)
 
 
 def _tiny_ball(ball: Ball, rng: np.random.Generator) -> Ball:
@@ -199,7 +201,7 @@ def _flipped_ball(ball: Ball, rng: np.random.Generator) -> Ball:
 
 def _garbage_ball(ball: Ball, rng: np.random.Generator) -> Ball:
     length = float(np.linalg.norm(ball.center))
-    return Ball(_random_direction(ball.dimension, length, rng), ball.radius)
+    return Ball(random_direction(ball.dimension, length, rng), ball.radius)
 
 
 def _cone(cone: ClassMomentCone, **changed: Any) -> ClassMomentCone:
@@ -228,7 +230,7 @@ def _garbage_cone(cone: ClassMomentCone, rng: np.random.Generator) -> ClassMomen
     means, factors, deviations = _low_rank(cone)
     pick = rng.integers(len(means), size=cone.num_classes)
     lengths = np.linalg.norm(means[pick], axis=1)
-    rows = [_random_direction(means.shape[1], length, rng) for length in lengths]
+    rows = [random_direction(means.shape[1], length, rng) for length in lengths]
     return _cone(
         cone,
         labels=np.arange(cone.num_classes),
@@ -256,17 +258,26 @@ CONE_LIES: dict[str, Lie] = {
 # --- the table ------------------------------------------------------------------------------
 
 
-def _table(done: dict[str, float], split: str, nodes: int, liars: int) -> Table:
+def results_table(
+    done: dict[str, float],
+    split: str,
+    nodes: int,
+    liars: int,
+    columns: Sequence[tuple[str, str]],
+    attacks: Sequence[str],
+    seeds: Sequence[int],
+) -> Table:
+    """Return mean and deviation over seeds by attack, in a column for each method and defence."""
     table = Table(title=f"{liars} of {nodes} nodes lie, {split}", title_justify="left")
     table.add_column("attack")
-    columns = [("ball", d) for d in DEFENCES[:2]] + [("cone", d) for d in DEFENCES]
     for space, defence in columns:
         table.add_column(f"{space}, {defence}", justify="right")
-    for attack in ATTACKS:
+    for attack in attacks:
         cells = []
         for space, defence in columns:
-            cases = [Case(space, split, nodes, liars, attack, defence, seed) for seed in SEEDS]
+            cases = [Case(space, split, nodes, liars, attack, defence, seed) for seed in seeds]
             values = [done[case.key] for case in cases if case.key in done]
-            cells.append(f"{np.mean(values):.3f} ± {np.std(values):.3f}" if values else "–")
+            spread = f" ± {np.std(values):.3f}" if len(values) > 1 else ""
+            cells.append(f"{np.mean(values):.3f}{spread}" if values else "–")
         table.add_row(attack, *cells)
     return table

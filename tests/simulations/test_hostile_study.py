@@ -12,7 +12,7 @@ from gems_flwr.runtime import InProcessGrid
 from simulations.config import compose_config
 from simulations.execution import run_server
 from simulations.experiment import experiment_of
-from simulations.studies import hostile, soak
+from simulations.studies import hostile, hostile_models, soak
 
 QUIET = Console(quiet=True)
 
@@ -37,6 +37,26 @@ def test_lies_own_the_result_and_screening_takes_it_back(tmp_path, monkeypatch):
     # What is done is not done again.
     monkeypatch.setattr(hostile, "trained_nodes", None)
     assert json.loads(hostile.run(["train.epochs=15"], tmp_path, QUIET).read_text()) == found
+
+
+def test_averages_and_hidden_layers_are_owned_by_a_liar_unless_they_are_robust(
+    tmp_path, monkeypatch
+):
+    """One of five is far away; the digits, every class on every node."""
+    columns = [(m, hostile_models.DEFENCES[m][i]) for m in hostile_models.METHODS for i in (0, 1)]
+    monkeypatch.setattr(hostile_models, "SETTINGS", ((5, 1),))
+    monkeypatch.setattr(hostile_models, "SPLITS", ("iid",))
+    monkeypatch.setattr(hostile_models, "ATTACKS", ("none", "far"))
+    monkeypatch.setattr(hostile_models, "COLUMNS", columns)
+    shorter = [each.replace("rounds=40", "rounds=15") for each in hostile_models.METHODS["dynamic"]]
+    monkeypatch.setitem(hostile_models.METHODS, "dynamic", shorter)
+    path = hostile_models.run([], tmp_path, QUIET)
+    found = json.loads(path.read_text())
+    assert len(found) == 12
+    for method, defence in columns:
+        honest = found[f"{method}/iid/5/1/none/off/0"]
+        attacked = found[f"{method}/iid/5/1/far/{defence}/0"]
+        assert attacked < honest - 0.1 if defence == "off" else attacked > honest - 0.05
 
 
 def test_one_reply_in_ten_fails_and_the_run_goes_on(tmp_path):

@@ -232,3 +232,23 @@ def test_sums_that_no_samples_can_have_are_refused():
 def test_defences_that_do_not_go_together_are_refused(options, words):
     with pytest.raises(ValueError, match=words):
         Gems(**options)
+
+
+def test_classes_that_too_few_nodes_hold_are_listed_as_unchecked(caplog):
+    """Five nodes with one class each of four: nobody can tell a lie. With all classes, any."""
+    result = start(Gems(robust=True), {}, data=own_class)
+    assert result.details["unchecked_classes"] == list(range(CLASSES))
+    assert caplog.text.count("event=unchecked classes=0,1,2,3") == 1
+    everywhere = start(Gems(robust=True), {})
+    assert everywhere.details["unchecked_classes"] == []
+    assert "unchecked_classes" not in start(Gems(), {}, data=own_class).details
+
+
+def test_two_nodes_cannot_be_held_against_each_other_and_the_result_says_so():
+    result = start(Gems(robust=True), {}, nodes=2)
+    assert result.details["unchecked_classes"] == list(range(CLASSES))
+
+
+def test_balls_say_that_models_do_not_tell_of_classes():
+    details = start(Gems(space="ball", epsilon=0.9, directions=20, robust=True), {}).details
+    assert "which classes are behind them" in details["unchecked"]
