@@ -55,7 +55,7 @@ SHOWN = 8
 def run(overrides: Sequence[str], output: Path, console: Console) -> Path:
     """Run the study; return the path of its figure."""
     experiment = Experiment(compose_config(overrides))
-    samples = _largest_class(experiment)
+    samples = _widest_class(experiment)
     low, high = float(samples.min()), float(samples.max())
     known, rest = samples[: min(KNOWN, len(samples) // 2)], samples[len(samples) // 2 :]
     sizes = [size for size in SIZES if NODES * size + size <= len(rest) and 2 * size < len(known)]
@@ -81,13 +81,17 @@ def run(overrides: Sequence[str], output: Path, console: Console) -> Path:
     return path
 
 
-def _largest_class(experiment: Experiment) -> Float:
-    """Return the samples of the class with most of them, in an order by the seed."""
+def _widest_class(experiment: Experiment) -> Float:
+    """Return the samples of the class that differ most, in an order by the seed.
+
+    Of a narrow class (the digit 1) any stranger's sample is near everybody's.
+    """
     pool = experiment.dataset.train
-    label = int(np.bincount(pool.labels).argmax())
-    inputs, _ = experiment.tensors(pool.take(np.flatnonzero(pool.labels == label)))
+    inputs, labels = experiment.tensors(pool)
     table = inputs.reshape(len(inputs), -1).double().numpy()
-    return np.asarray(generator(experiment.config.seed, "leaks").permutation(table))
+    classes = [table[labels.numpy() == label] for label in range(experiment.dataset.classes)]
+    widest = max(classes, key=lambda samples: float(samples.var(axis=0).sum()))
+    return np.asarray(generator(experiment.config.seed, "leaks").permutation(widest))
 
 
 def send(samples: Float, form: str) -> ClassMomentCone | None:
@@ -117,6 +121,8 @@ def _attack(
         return None if cone is None else (mean_values(cone)[0], cone.covariance.dense_matrix(0))
 
     row: dict[str, Any] = {"form": form, "samples": len(nodes[0])}
+    strangers = nearest_distances(known, nodes[0]) / (high - low)
+    row["near_strangers"] = int((strangers <= NEAR).sum())
     row["auc"] = membership_auc(known, nodes, others, release)
     cone = send(nodes[0], form)
     if cone is None:
@@ -131,12 +137,14 @@ def _attack(
 def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(title=f"Rebuilt (within {NEAR} per feature) · AUC of membership")
     table.add_column("samples", justify="right")
+    table.add_column("near a stranger", justify="right")
     for form in FORMS:
         table.add_column(form, justify="right")
     for size in sorted({row["samples"] for row in rows}):
-        cells = [str(size)]
+        of_size = {row["form"]: row for row in rows if row["samples"] == size}
+        cells = [str(size), str(of_size[AUTOMATIC]["near_strangers"])]
         for form in FORMS:
-            (row,) = (r for r in rows if r["samples"] == size and r["form"] == form)
+            row = of_size[form]
             if row["auc"] is None:
                 cells.append("nothing sent")
             else:

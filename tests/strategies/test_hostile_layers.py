@@ -93,7 +93,7 @@ def test_a_boasted_importance_does_not_fill_a_layer_of_limited_size():
 
 def test_the_output_layer_is_robust_as_well_unless_told_otherwise():
     """Node 1 has inputs a thousand times as large, in the last round only."""
-    lies = {1: in_space(lambda a: {"means": a["means"] * np.float32(1e3)})}
+    lies = {1: in_space(lambda a: {"means.scales": a["means.scales"] * np.float32(1e3)})}
     result = start(lies, robust=True)
     assert "its inputs have scale" in result.details["left_out"]["1"]
     # Of the other four nodes three have the labels 0 and 1, and node 3 alone has 2 and 3.
@@ -106,7 +106,7 @@ def test_the_output_layer_is_robust_as_well_unless_told_otherwise():
 def test_a_node_that_lies_in_both_layers_has_both_reasons():
     def lie(content):
         in_neurons(huge)(content)
-        in_space(lambda a: {"means": a["means"] * np.float32(1e3)})(content)
+        in_space(lambda a: {"means.scales": a["means.scales"] * np.float32(1e3)})(content)
 
     reason = start({1: lie}, robust=True).details["left_out"]["1"]
     assert reason.startswith("layer 0: it has a neuron")
