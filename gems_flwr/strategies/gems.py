@@ -165,6 +165,8 @@ class Gems(RoundLoop):
             # Names are text, though YAML reads the name 0 as a number.
             self.epsilon = {str(node): value for node, value in self.epsilon.items()}
         check_gems_options(self)
+        # Of sums nothing but the total is anybody's business: single ones are never written.
+        self.keep_replies = self.keep_replies and not self.sums
         check_tuning(self.tune, self.tune_rate, self.public)
         self._cone_options = ConeOptions(ridge=self.ridge, class_weight=self.class_weight)
         for node in self.epsilon if isinstance(self.epsilon, Mapping) else [""]:

@@ -137,7 +137,7 @@ class LayerwiseGems(TunesOnPublicData):
         for layer in range(len(_listed(self.epsilon_hidden))):
             self.request(layer)
         self._hidden = 0
-        self._head()
+        self.keep_replies = self.keep_replies and self._head().keep_replies
 
     @property
     def rounds_needed(self) -> int:  # type: ignore[override]

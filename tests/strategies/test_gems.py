@@ -245,6 +245,21 @@ def test_sums_give_the_same_layer_as_full_moments_without_looking_at_a_node():
     assert set(summed.details["margins"]) == {"all nodes"}
 
 
+@pytest.mark.parametrize(("options", "kept"), [({"rank": "full"}, 2), ({"sums": True}, 0)])
+def test_the_sums_of_a_single_node_are_never_written(options, kept, tmp_path):
+    """One of three nodes fails the round: other replies wait on disk to be resumed, sums do not."""
+
+    def unusable(content):
+        for key in ("space", "class-sums"):
+            content.pop(key, None)
+
+    app = linear_app(spoil=unusable, limits=ANY_RANK)
+    with pytest.raises(RoundFailedError):
+        run(Gems(**options, min_nodes=3, checkpoint_dir=tmp_path), app, nodes=3)
+    assert len(list(tmp_path.glob("inbox/*"))) == kept
+    assert not list(tmp_path.glob("spaces/*"))
+
+
 def test_classes_with_too_few_samples_are_withheld_and_named():
     def few(context):
         x, y = node_data(context, 1)
