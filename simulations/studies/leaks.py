@@ -59,6 +59,7 @@ def run(overrides: Sequence[str], output: Path, console: Console) -> Path:
     low, high = float(samples.min()), float(samples.max())
     known, rest = samples[: min(KNOWN, len(samples) // 2)], samples[len(samples) // 2 :]
     sizes = [size for size in SIZES if NODES * size + size <= len(rest) and 2 * size < len(known)]
+    shown = min(sizes, key=lambda size: abs(size - 32))
     rows: list[dict[str, Any]] = []
     pictures: dict[str, Float] = {}
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -68,8 +69,8 @@ def run(overrides: Sequence[str], output: Path, console: Console) -> Path:
             for form in FORMS:
                 row, guesses = _attack(form, known, nodes, rest[NODES * size :], low, high)
                 rows.append(row)
-                if size == 32 or size == sizes[0]:
-                    pictures |= {"true samples": nodes[0][:SHOWN], form: guesses}
+                if size == shown:
+                    pictures |= {f"of {size} samples": nodes[0][:SHOWN], form: guesses}
                 progress.advance(bar)
     output.mkdir(parents=True, exist_ok=True)
     stem = f"leaks-{experiment.config.names['dataset']}"

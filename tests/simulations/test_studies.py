@@ -5,7 +5,7 @@ import json
 import pytest
 from rich.console import Console
 
-from simulations.studies import frontiers, honest_radii, layer_size, multi_model
+from simulations.studies import frontiers, honest_radii, layer_size, leaks, multi_model
 
 QUIET = Console(quiet=True)
 
@@ -77,3 +77,19 @@ def test_a_learning_rate_is_chosen_on_validation_data(tmp_path):
     multi_model.run_all(overrides, tmp_path, console)
     text = console.export_text()
     assert all(f"{rate:g} " in text for rate in multi_model.RATES)
+
+
+def test_full_moments_give_samples_away_and_automatic_ones_do_not(tmp_path, monkeypatch):
+    """Eight digits of 64 pixels: rebuilt to the last one from full moments, as all of the attack."""
+    monkeypatch.setattr(leaks, "SIZES", (8,))
+    monkeypatch.setattr(leaks, "ITERATIONS", 1000)
+    figure = leaks.run(["dataset=digits"], tmp_path, QUIET)
+    assert figure.stat().st_size > 10_000
+    rows = {row["form"]: row for row in json.loads(figure.with_suffix(".json").read_text())}
+    assert rows[leaks.FULL]["rebuilt"] == 8
+    assert rows[leaks.FULL]["nearest"] < 0.02
+    assert rows[leaks.FULL]["auc"] > 0.95
+    assert rows[leaks.FIXED]["auc"] is None
+    assert rows[leaks.AUTOMATIC]["rebuilt"] == rows[leaks.PRIVATE]["rebuilt"] == 0
+    assert rows[leaks.AUTOMATIC]["auc"] < 0.8
+    assert rows[leaks.PRIVATE]["auc"] < 0.8
