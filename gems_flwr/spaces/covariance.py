@@ -20,9 +20,12 @@ from gems_flwr.spaces.quantized import QuantizedArray
 Values = NDArray[np.float32] | QuantizedArray
 
 
-def dense(values: Values) -> NDArray[np.float32]:
-    """Return plain float32 values, whether they are stored in int8 or not."""
-    return values.dense() if isinstance(values, QuantizedArray) else values
+def dense(values: Values, *part: slice) -> NDArray[np.float32]:
+    """Return plain float32 values, whether they are stored in int8 or not.
+
+    All of them, or a part of the first axes: of some entries, of some features.
+    """
+    return values.dense(*part) if isinstance(values, QuantizedArray) else values[part]
 
 
 def check_values(key: str, values: object, shape: tuple[int | None, ...]) -> Values:

@@ -65,8 +65,9 @@ def spread(cone: ClassMomentCone, entry: int, rows: Float) -> Float:
     """Return ``rows @ Sigma`` for one entry, without building a low-rank Sigma."""
     if isinstance(cone.covariance, FullCovariance):
         return np.asarray(rows @ cone.covariance.matrices[entry].astype(np.float64))
-    factor = dense(cone.covariance.factors)[entry].astype(np.float64)
-    variances = dense(cone.covariance.deviations)[entry].astype(np.float64) ** 2
+    only = slice(entry, entry + 1)
+    factor = dense(cone.covariance.factors, only)[0].astype(np.float64)
+    variances = dense(cone.covariance.deviations, only)[0].astype(np.float64) ** 2
     return np.asarray((rows @ factor) @ factor.T + rows * variances)
 
 
