@@ -14,6 +14,7 @@ machines tried, the digits are those of the plain formula, too.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 import torch
@@ -27,6 +28,9 @@ from gems_flwr.intersect.options import RIDGE_FULL, RIDGE_LOW_RANK, ConeOptions
 from gems_flwr.intersect.pooled import PooledMoments
 
 Float = NDArray[np.float64]
+
+# Of a full covariance in double precision at a time.
+_ROWS_BYTES = 2**20
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,6 +77,7 @@ class ConeObjective:
             step.add_full()
         for block in self.low.blocks():
             step.add_low(block)
+            del block  # before the next one is made
         return step.total()
 
     def entry_losses(self, entries: slice, scores: Tensor, inner: Tensor) -> Tensor:
@@ -100,10 +105,17 @@ class ConeObjective:
         rivals = 1.0 - one_hot(labels, self.classes).to(expected)
         return (expected * rivals).sum(dim=1)
 
-    def scaled_matrix(self, entry: int) -> Tensor:
-        """Return a full covariance of scaled features."""
-        matrix = self._tensor(self.matrices[entry].astype(np.float64))
-        return matrix.div_(self.scale[:, None] * self.scale)
+    def times_full(self, entry: int, weight: Tensor) -> Tensor:
+        """Return ``S W^T``, (D, C), for a full covariance S of scaled features, by some rows."""
+        matrix, features = self.matrices[entry], len(self.scale)
+        size = max(2, _ROWS_BYTES // (8 * features))
+        bounds = [*range(0, features - 1, size), features]
+        product = weight.new_empty(features, self.classes)
+        for first, last in itertools.pairwise(bounds):
+            rows = self._tensor(matrix[first:last].astype(np.float64))
+            rows.div_(self.scale[first:last, None] * self.scale)
+            torch.mm(rows, weight.T, out=product[first:last])
+        return product
 
     def scaled(self, block: EntryBlock) -> tuple[Tensor, Tensor, Tensor]:
         """Return means, variances and transposed factors of scaled features; uses up the block."""
@@ -141,7 +153,7 @@ class _Step:
         objective, weight = self.objective, self.weight
         entries = slice(0, len(objective.matrices))
         # A matrix is needed once, as it is symmetric: W S is kept, and serves the gradient.
-        products = [objective.scaled_matrix(e) @ weight.T for e in range(entries.stop)]
+        products = [objective.times_full(e, weight) for e in range(entries.stop)]
         images = torch.stack(products).transpose(1, 2)
         flat = images.reshape(-1, weight.shape[1]) @ weight.T
         inner = flat.reshape(-1, objective.classes, objective.classes).requires_grad_()

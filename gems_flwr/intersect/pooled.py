@@ -21,7 +21,7 @@ Float = NDArray[np.float64]
 # In double precision where several nodes' moments were pooled; one node's alone as it sent them.
 Matrix = NDArray[np.float32] | NDArray[np.float64]
 
-_LEAST_BYTES = 2**20
+_LEAST_BYTES = 2**18
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -136,7 +136,7 @@ def total_variance(
     features = means.shape[1]
     received = low.size_bytes + sum(matrix.nbytes for matrix in matrices)
     # Some features at a time: all means in double precision may take more than what was sent.
-    at_once = max(received // 2, _LEAST_BYTES) // (32 * len(shares))
+    at_once = max(received // 4, _LEAST_BYTES) // (32 * len(shares))
     width = max(64, at_once // 64 * 64)
     parts = []
     for first in range(0, features, width):
