@@ -6,9 +6,9 @@ they were received does not grow with the number of nodes. Automatic differentia
 every block until the end. So the products with large arrays are differentiated by hand, in the
 block where they are made; what has a few numbers per entry and class is left to torch.
 
-Decided here: sums over entries are taken in the order, and with the products, of the plain formula
-over all entries at once. Where the library multiplies matrices row by row, as it does on the
-machines tried, the digits are those of the plain formula, too.
+Decided here: sums over entries are taken in the order in which automatic differentiation of the
+whole formula would. With linear algebra that adds up term by term (MKL, where it was tried) the
+digits then do not depend on the blocks, or only the last one of a few weights.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ class _Step:
         entries = len(objective.labels)
         self.losses = weight.new_empty(entries)
         self.by_scores = weight.new_empty(entries, objective.classes)
-        # Of the gradient by the weights: through scores, full covariances, factors, and the two
-        # sides of the product with a diagonal.
+        # The gradient by the weights: through scores, full covariances, factors, and the right
+        # and the left side of ``W diag(v) W^T``.
         self.through_scores = torch.zeros_like(weight)
         self.through_full: Tensor | None = None
         self.through_factors = torch.zeros_like(weight)
@@ -157,9 +157,7 @@ class _Step:
         images = torch.stack(products).transpose(1, 2)
         flat = images.reshape(-1, weight.shape[1]) @ weight.T
         inner = flat.reshape(-1, objective.classes, objective.classes).requires_grad_()
-        scores = self._scores(objective.means)
-        (by_inner,) = self._add(entries, scores, inner, [inner])
-        self._add_scores(entries, objective.means)
+        (by_inner,) = self._add(entries, objective.means, inner, [inner])
         self.through_full = ((by_inner + by_inner.transpose(1, 2)) @ images).sum(dim=0)
 
     def add_low(self, block: EntryBlock) -> None:
@@ -175,8 +173,7 @@ class _Step:
         seen = seen.contiguous().requires_grad_()
         spread = (wide @ weight.T).reshape(count, classes, classes).requires_grad_()
         inner = seen @ seen.transpose(1, 2) + spread
-        by_seen, by_spread = self._add(entries, self._scores(means), inner, [seen, spread])
-        self._add_scores(entries, means)
+        by_seen, by_spread = self._add(entries, means, inner, [seen, spread])
         rows = by_spread.reshape(count * classes, classes)
         self.through_factors.addmm_(by_seen.transpose(1, 2).reshape(-1, classes).T, tall)
         self.through_right.addmm_(rows.T, wide)
@@ -205,23 +202,18 @@ class _Step:
         by_weight = by_weight + self.through_scores
         return float(value), by_weight, by_bias + self.by_scores.sum(dim=0)
 
-    def _scores(self, means: Tensor) -> Tensor:
-        return (means @ self.weight.T + self.bias).requires_grad_()
-
     def _add(
-        self, entries: slice, scores: Tensor, inner: Tensor, leaves: list[Tensor]
-    ) -> tuple[Tensor, ...]:
-        """Note the losses of some entries; return their gradient by what `inner` is made of."""
+        self, entries: slice, means: Tensor, inner: Tensor, leaves: list[Tensor]
+    ) -> list[Tensor]:
+        """Take in losses and scores of entries; return the gradient by what `inner` is made of."""
+        scores = (means @ self.weight.T + self.bias).requires_grad_()
         losses = self.objective.entry_losses(entries, scores, inner)
         by_scores, *others = torch.autograd.grad(
             losses, [scores, *leaves], self.objective.shares[entries]
         )
-        self.losses[entries] = losses.detach()
-        self.by_scores[entries] = by_scores
-        return tuple(others)
-
-    def _add_scores(self, entries: slice, means: Tensor) -> None:
-        self.through_scores.addmm_(self.by_scores[entries].T, means)
+        self.losses[entries], self.by_scores[entries] = losses.detach(), by_scores
+        self.through_scores.addmm_(by_scores.T, means)
+        return others
 
 
 def balanced_shares(labels: NDArray[np.int64], shares: Float) -> Float:
