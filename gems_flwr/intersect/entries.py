@@ -35,14 +35,17 @@ class EntryBlock:
         Which entries these are.
     means, variances : arrays of shape (n, D)
         Mean inputs, and the diagonal parts of the covariances.
-    factors : array of shape (n, r, D)
-        *Transposed* factors; those of fewer columns than others in the block end in zeros.
+    factors : array of shape (sum of ranks, D)
+        Columns of the factors as rows, one entry's after the other's.
+    present : bool array of shape (n, largest rank)
+        Which columns an entry has.
     """
 
     entries: slice
     means: Float
     variances: Float
     factors: Float
+    present: NDArray[np.bool_]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,11 +95,12 @@ class LowRankEntries:
 
     def columns(self, features: slice) -> Iterator[tuple[NDArray[np.float32], Float]]:
         """Yield each cone's means and variances in some features, (entries, features) each."""
-        part = (slice(None), features)
         for cone in self.cones:
-            factors = dense(_covariance(cone).factors, *part).astype(np.float64)
-            deviations = dense(_covariance(cone).deviations, *part).astype(np.float64)
-            yield dense(cone.means, *part), (factors**2).sum(axis=2) + deviations**2
+            covariance, entries = _covariance(cone), range(len(cone.labels))
+            factors = (_factor(covariance, e)[features].astype(np.float64) for e in entries)
+            squares = np.array([(factor**2).sum(axis=1) for factor in factors])
+            deviations = dense(covariance.deviations, slice(None), features).astype(np.float64)
+            yield dense(cone.means, slice(None), features), squares + deviations**2
 
     @functools.cached_property
     def _plan(self) -> list[list[_Piece]]:
@@ -124,9 +128,9 @@ class LowRankEntries:
         if not count:
             return []
         features, classes = self.cones[0].num_features, self.cones[0].num_classes
-        rank = max(_covariance(cone).factors.shape[2] for cone in self.cones)
+        ranks = sum(_rank(_covariance(c), e) for c in self.cones for e in range(len(c.labels)))
         # A step of the objective makes an array of shape (n, C, D) beside the block itself.
-        each = 8 * features * (rank + 2 + classes)
+        each = 8 * features * (ranks // count + 2 + classes)
         budget = min(max(self.size_bytes // 4, _SMALLEST_BLOCK_BYTES), _LARGEST_BLOCK_BYTES)
         run = 16 // math.gcd(16, classes)
         size = max(1, budget // each // run) * run
@@ -138,18 +142,33 @@ def _covariance(cone: ClassMomentCone) -> LowRankCovariance:
     return cone.covariance
 
 
+def _rank(covariance: LowRankCovariance, entry: int) -> int:
+    """Return how many columns the factor of an entry has."""
+    return covariance.factors.shape[2]
+
+
+def _factor(covariance: LowRankCovariance, entry: int) -> NDArray[np.float32]:
+    """Return the factor of an entry, of shape (D, r)."""
+    return np.asarray(dense(covariance.factors, slice(entry, entry + 1))[0])
+
+
 def _decoded(pieces: Sequence[_Piece], entries: slice) -> EntryBlock:
     count, features = entries.stop - entries.start, pieces[0].cone.num_features
-    rank = max(_covariance(piece.cone).factors.shape[2] for piece in pieces)
+    ranks = np.array(
+        [_rank(_covariance(p.cone), e) for p in pieces for e in range(p.first, p.last)]
+    )
     means, variances = np.empty((count, features)), np.empty((count, features))
-    factors = np.zeros((count, rank, features))
-    first = 0
+    factors = np.empty((int(ranks.sum()), features))
+    first, column = 0, 0
     for piece in pieces:
         rows, mine = slice(first, first + len(piece)), slice(piece.first, piece.last)
         covariance = _covariance(piece.cone)
         means[rows] = dense(piece.cone.means, mine)
         variances[rows] = dense(covariance.deviations, mine)
-        own = dense(covariance.factors, mine).transpose(0, 2, 1)
-        factors[rows, : own.shape[1]] = own
+        for entry in range(piece.first, piece.last):
+            own = _factor(covariance, entry).T
+            factors[column : column + len(own)] = own
+            column += len(own)
         first = rows.stop
-    return EntryBlock(entries, means, np.square(variances, out=variances), factors)
+    present = np.arange(ranks.max()) < ranks[:, None]
+    return EntryBlock(entries, means, np.square(variances, out=variances), factors, present)

@@ -118,7 +118,7 @@ class ConeObjective:
         return product
 
     def scaled(self, block: EntryBlock) -> tuple[Tensor, Tensor, Tensor]:
-        """Return means, variances and transposed factors of scaled features; uses up the block."""
+        """Return means, variances and factors of scaled features; uses up the block."""
         means, variances, factors = map(self._tensor, (block.means, block.variances, block.factors))
         return means.div_(self.scale), variances.div_(self.scale**2), factors.div_(self.scale)
 
@@ -166,16 +166,18 @@ class _Step:
         first = len(self.objective.matrices)
         entries = slice(first + block.entries.start, first + block.entries.stop)
         means, variances, factors = self.objective.scaled(block)
-        count, rank, features = factors.shape
-        tall = factors.reshape(count * rank, features)
+        count, features = means.shape
+        present = torch.from_numpy(block.present).to(weight.device)
         wide = (weight * variances[:, None, :]).reshape(count * classes, features)
-        seen = (tall @ weight.T).reshape(count, rank, classes).transpose(1, 2)
-        seen = seen.contiguous().requires_grad_()
+        # Entries of fewer columns than others see nothing in the rest.
+        padded = weight.new_zeros(*present.shape, classes)
+        padded[present] = factors @ weight.T
+        seen = padded.transpose(1, 2).contiguous().requires_grad_()
         spread = (wide @ weight.T).reshape(count, classes, classes).requires_grad_()
         inner = seen @ seen.transpose(1, 2) + spread
         by_seen, by_spread = self._add(entries, means, inner, [seen, spread])
         rows = by_spread.reshape(count * classes, classes)
-        self.through_factors.addmm_(by_seen.transpose(1, 2).reshape(-1, classes).T, tall)
+        self.through_factors.addmm_(by_seen.transpose(1, 2)[present].T, factors)
         self.through_right.addmm_(rows.T, wide)
         left = torch.mm(rows, weight, out=wide).reshape(count, classes, features)
         self.through_left.add(left.mul_(variances[:, None, :]))
