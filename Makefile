@@ -14,7 +14,7 @@ help:
 	@echo "make deploy-demo  GEMS on a real SuperLink with TLS and three authenticated SuperNodes"
 	@echo "make test         linters, types and the whole test suite"
 	@echo "make test-fast    the tests that take seconds"
-	@echo "make bench        what messages, spaces, neurons, averaging and sampling cost, as ratios"
+	@echo "make bench        what messages, spaces, memory, neurons, averaging and sampling cost, as ratios"
 	@echo "make clean        remove the environment and everything that runs wrote"
 
 $(STAMP): pyproject.toml

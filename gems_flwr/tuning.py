@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from gems_flwr.intersect.cones import ConeOptions, PublicSample, solve_cones
+from gems_flwr.intersect.cones import solve_cones
+from gems_flwr.intersect.objective import PublicSample
+from gems_flwr.intersect.options import ConeOptions
 from gems_flwr.intersect.result import Intersection
 from gems_flwr.spaces.cone import ClassMomentCone
 from gems_flwr.spaces.layout import flatten_linear, unflatten_linear

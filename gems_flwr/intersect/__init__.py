@@ -10,10 +10,12 @@ from gems_flwr.intersect.aggregate import (
 )
 from gems_flwr.intersect.audit import Audit, audit_nodes
 from gems_flwr.intersect.balls import intersect_balls, two_balls
-from gems_flwr.intersect.cones import ConeOptions, PublicSample, solve_cones
+from gems_flwr.intersect.cones import solve_cones
 from gems_flwr.intersect.equation2 import descend_equation2
 from gems_flwr.intersect.front import intersect
 from gems_flwr.intersect.mixed import intersect_convex
+from gems_flwr.intersect.objective import PublicSample
+from gems_flwr.intersect.options import ConeOptions
 from gems_flwr.intersect.pooled import PooledMoments, pool_moments
 from gems_flwr.intersect.result import Intersection, Select, Status
 from gems_flwr.intersect.screen import Screened, screen_spaces

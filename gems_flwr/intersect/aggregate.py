@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gems_flwr.intersect.cones import ConeOptions, solve_cones
+from gems_flwr.intersect.cones import solve_cones
 from gems_flwr.intersect.front import intersect
+from gems_flwr.intersect.options import ConeOptions
 from gems_flwr.intersect.result import Intersection, Select, node_margins
 from gems_flwr.intersect.subsets import largest_subset
 from gems_flwr.spaces.cone import ClassMomentCone

@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gems_flwr.intersect.balls import intersect_balls
-from gems_flwr.intersect.cones import ConeOptions, PublicSample, solve_cones
+from gems_flwr.intersect.cones import solve_cones
 from gems_flwr.intersect.mixed import Convex, intersect_convex
+from gems_flwr.intersect.objective import PublicSample
+from gems_flwr.intersect.options import ConeOptions
 from gems_flwr.intersect.result import Intersection, Select
 from gems_flwr.intersect.unions import intersect_unions
 from gems_flwr.spaces.ball import Ball

@@ -190,27 +190,47 @@ def wrong_entries(cones: Sequence[ClassMomentCone]) -> list[NDArray[np.bool_]]:
         if not _can_be_checked(len(holders), len(cones)):
             continue
         held = [summaries[index][label] for index in holders]
-        middle = np.median([mean for _, mean, _ in held], axis=0)
-        variance = float(np.median([trace for _, _, trace in held]))
-        for index, (count, mean, trace) in zip(holders, held, strict=True):
+        middle = median_mean([cones[index] for index in holders], label)
+        variance = float(np.median([trace for _, trace in held]))
+        for index, (count, trace) in zip(holders, held, strict=True):
             # A mean over few samples is off by chance; so it weighs little, too.
             allowed = (OFF + 3 / np.sqrt(count)) * np.sqrt(variance)
-            off = float(np.linalg.norm(mean - middle)) > allowed
+            off = float(np.linalg.norm(class_mean(cones[index], label) - middle)) > allowed
             other = not variance / SPREAD <= trace <= SPREAD * variance
             if off or (other and count >= FEW):
                 wrong[index] |= cones[index].labels == label
     return wrong
 
 
-def class_summaries(cone: ClassMomentCone) -> dict[int, tuple[float, Float, float]]:
-    """Return count, mean and total variance of each class, its clusters taken together."""
+def median_mean(cones: Sequence[ClassMomentCone], label: int) -> Float:
+    """Return the coordinate-wise median of a class's mean over the nodes that hold it."""
+    features = cones[0].num_features
+    # Some features at a time: all means in double precision may take more than what was sent.
+    received = sum(cone.covariance.size_bytes for cone in cones)
+    width = max(16, received // (4 * 24 * len(cones)))
+    return np.concatenate(
+        [
+            np.median([class_mean(cone, label)[first : first + width] for cone in cones], axis=0)
+            for first in range(0, features, width)
+        ]
+    )
+
+
+def class_mean(cone: ClassMomentCone, label: int) -> Float:
+    """Return the mean of a class, its clusters taken together."""
+    mine = cone.labels == label
+    shares = cone.counts[mine] / cone.counts[mine].sum()
+    return np.asarray(shares @ mean_values(cone)[mine])
+
+
+def class_summaries(cone: ClassMomentCone) -> dict[int, tuple[float, float]]:
+    """Return count and total variance of each class, its clusters taken together."""
     means, traces = mean_values(cone), entry_traces(cone)
     summaries = {}
     for label in sorted(set(cone.labels.tolist())):
         mine = cone.labels == label
         shares = cone.counts[mine] / cone.counts[mine].sum()
-        mean = shares @ means[mine]
-        between = ((means[mine] - mean) ** 2).sum(axis=1)
+        between = ((means[mine] - class_mean(cone, label)) ** 2).sum(axis=1)
         trace = float(shares @ (traces[mine] + between))
-        summaries[label] = (float(cone.counts[mine].sum()), mean, trace)
+        summaries[label] = (float(cone.counts[mine].sum()), trace)
     return summaries

@@ -21,17 +21,12 @@ from gems_flwr.spaces.quantized import QuantizedArray
 Values = NDArray[np.float32] | QuantizedArray
 
 
-def dense(values: Values) -> NDArray[np.float32]:
-    """Return plain float32 values, whether they are stored in int8 or not."""
-    return values.dense() if isinstance(values, QuantizedArray) else values
+def dense(values: Values, *part: slice) -> NDArray[np.float32]:
+    """Return plain float32 values, whether they are stored in int8 or not.
 
-
-def dense_part(values: Values, where: slice) -> NDArray[np.float32]:
-    """Return some entries (the first axis) as plain float32 values."""
-    if isinstance(values, QuantizedArray):
-        scales = values.scales if len(values.scales) == 1 else values.scales[where]
-        return np.asarray(values.codes[where].astype(np.float32) * scales)
-    return np.asarray(values[where])
+    All of them, or a part of the first axes: of some entries, of some features.
+    """
+    return values.dense(*part) if isinstance(values, QuantizedArray) else values[part]
 
 
 def check_values(key: str, values: object, shape: tuple[int | None, ...]) -> Values:
@@ -201,9 +196,9 @@ class LowRankCovariance:
     def factor(self, index: int) -> NDArray[np.float32]:
         """Return one entry's factor, of shape (D, r)."""
         if self.ranks is None:
-            return np.asarray(dense_part(self.factors, slice(index, index + 1))[0])
+            return np.asarray(dense(self.factors, slice(index, index + 1))[0])
         end = int(self.ranks[: index + 1].sum())
-        return np.asarray(dense_part(self.factors, slice(end - self.rank(index), end)).T)
+        return np.asarray(dense(self.factors, slice(end - self.rank(index), end)).T)
 
     def dense_matrix(self, index: int) -> NDArray[np.float64]:
         """Return one entry's covariance."""

@@ -66,7 +66,8 @@ def spread(cone: ClassMomentCone, entry: int, rows: Float) -> Float:
     if isinstance(cone.covariance, FullCovariance):
         return np.asarray(rows @ cone.covariance.matrices[entry].astype(np.float64))
     factor = cone.covariance.factor(entry).astype(np.float64)
-    variances = dense(cone.covariance.deviations)[entry].astype(np.float64) ** 2
+    only = slice(entry, entry + 1)
+    variances = dense(cone.covariance.deviations, only)[0].astype(np.float64) ** 2
     return np.asarray((rows @ factor) @ factor.T + rows * variances)
 
 

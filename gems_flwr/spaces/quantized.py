@@ -59,9 +59,12 @@ class QuantizedArray:
         """Bytes of codes and scales together."""
         return int(self.codes.nbytes + self.scales.nbytes)
 
-    def dense(self) -> NDArray[np.float32]:
-        """Return the values as float32."""
-        return self.codes.astype(np.float32) * self.scales
+    def dense(self, *part: slice) -> NDArray[np.float32]:
+        """Return the values as float32: all of them, or a part of the first axes."""
+        # An axis of length 1 has the one scale that all of the part share.
+        axes = zip(part, self.scales.shape, strict=False)
+        scales = self.scales[tuple(p if length > 1 else slice(None) for p, length in axes)]
+        return self.codes[part].astype(np.float32) * scales
 
 
 def quantize(

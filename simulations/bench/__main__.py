@@ -1,6 +1,6 @@
 """``make bench``, or ``python -m simulations.bench [parts] [--quick]``.
 
-Parts: messages, spaces, neurons, merging, averaging, sampling; all by default.
+Parts: messages, spaces, memory, neurons, merging, averaging, sampling; all by default.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import sys
 
 from rich.console import Console
 
-from simulations.bench import averaging, merging, messages, neurons, sampling, spaces
+from simulations.bench import averaging, memory, merging, messages, neurons, sampling, spaces
 
 PARTS = {
     "messages": messages.report,
     "spaces": spaces.report,
+    "memory": memory.report,
     "neurons": neurons.report,
     "merging": merging.report,
     "averaging": averaging.report,

@@ -3,12 +3,12 @@
 Construction stands against the papers' loop (Algorithm 2: bisection, the same number of
 directions) and against the bare matrix product of data and directions, intersection against
 gradient descent on Eq. 2. Data are synthetic clouds of MNIST's size, so nothing needs to be there.
+What cones cost is in `simulations.bench.memory`.
 """
 
 from __future__ import annotations
 
 import time
-import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -17,9 +17,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from gems_flwr.construct import LayerData, Quality, build_cone, find_radius
-from gems_flwr.intersect import descend_equation2, intersect_balls, solve_cones
-from gems_flwr.spaces import Ball, ClassMomentCone, Radius
+from gems_flwr.construct import LayerData, Quality, find_radius
+from gems_flwr.intersect import descend_equation2, intersect_balls
+from gems_flwr.spaces import Ball, Radius
 
 SAMPLES, FEATURES, CLASSES, DIRECTIONS = 1000, 784, 10, 500
 EPSILON = 0.7
@@ -86,35 +86,6 @@ def intersection_row(count: int, dimension: int, factor: float) -> tuple[str, ..
     return (str(count), str(dimension), found.status, f"{seconds * 1e3:.1f} ms", descent)
 
 
-def many_cones(count: int, features: int, rank: int) -> list[ClassMomentCone]:
-    """Return low-rank cones of nodes that hold two classes each."""
-    cones = []
-    for node in range(count):
-        x, y = clouds(400, features, seed=node)
-        keep = (y == node % CLASSES) | (y == (node + 1) % CLASSES)
-        cones.append(build_cone(x[keep], y[keep], CLASSES, rank=rank, min_count=rank + 1))
-    return cones
-
-
-def cone_row(count: int, features: int, rank: int) -> tuple[str, ...]:
-    """Return one row: solving for one layer, and the server's memory on top of the spaces."""
-    cones = many_cones(count, features, rank)
-    _, seconds = timed(lambda: solve_cones(cones), 1)
-    tracemalloc.start()
-    solve_cones(cones)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    received = sum(cone.size_bytes for cone in cones)
-    return (
-        str(count),
-        str(features),
-        str(rank),
-        f"{seconds:.2f} s",
-        f"{received / 1e6:.1f} MB",
-        f"{peak / 1e6:.0f} MB",
-    )
-
-
 def table(title: str, headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
     """Return a table with all columns on the right."""
     made = Table(title=title, title_justify="left")
@@ -150,16 +121,6 @@ def report(console: Console, quick: bool) -> None:
         table(
             "Intersection of balls: verdict by the dual, against descent on Eq. 2 (20,000 steps)",
             ("nodes", "d", "verdict", "dual", "descent"),
-            rows,
-        )
-    )
-    with console.status("cones"):
-        counts = (10,) if quick else (10, 100, 1000)
-        rows = [cone_row(count, 128, 10) for count in counts]
-    console.print(
-        table(
-            "One layer from class-moment cones (rank 10, int8)",
-            ("nodes", "features", "rank", "solve", "received", "memory on top (numpy)"),
             rows,
         )
     )

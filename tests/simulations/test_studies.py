@@ -80,7 +80,7 @@ def test_a_learning_rate_is_chosen_on_validation_data(tmp_path):
 
 
 def test_full_moments_give_samples_away_and_automatic_ones_do_not(tmp_path, monkeypatch):
-    """Eight digits of 64 pixels: rebuilt to the last one from full moments, as all of the attack."""
+    """Eight digits of 64 pixels: full moments give away every one of them."""
     monkeypatch.setattr(leaks, "SIZES", (8,))
     monkeypatch.setattr(leaks, "ITERATIONS", 1000)
     figure = leaks.run(["dataset=digits"], tmp_path, QUIET)
