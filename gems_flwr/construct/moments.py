@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gems_flwr.bounds import MAX_MOMENT, MAX_POOLED_EXAMPLES, MAX_VALUE
 from gems_flwr.spaces.errors import SpaceError, check_array
 
 Float = NDArray[np.float64]
@@ -53,9 +54,9 @@ class ClassSums:
 
     def __post_init__(self) -> None:
         entries, width = np.shape(self.sums)
-        check_array("counts", self.counts, (entries,), 1e15)
-        check_array("sums", self.sums, (entries, width), 1e30, np.float64)
-        check_array("outers", self.outers, (entries, width, width), 1e30, np.float64)
+        check_array("counts", self.counts, (entries,), MAX_POOLED_EXAMPLES)
+        check_array("sums", self.sums, (entries, width), MAX_VALUE, np.float64)
+        check_array("outers", self.outers, (entries, width, width), MAX_VALUE, np.float64)
         if np.size(self.labels) != entries:
             raise SpaceError("labels", f"{entries} entries", np.size(self.labels))
 
@@ -133,7 +134,9 @@ class ClassSums:
                     raise SpaceError(f"class {label}", "sums of 0 for a count below 1", "others")
                 continue
             check_array(f"mean of class {label}", means[row], means[row].shape)
-            check_array(f"spread of class {label}", covariances[row], covariances[row].shape, 1e12)
+            check_array(
+                f"spread of class {label}", covariances[row], covariances[row].shape, MAX_MOMENT
+            )
             slack = 5e-7 * float(np.trace(covariances[row])) + 1e-12
             try:
                 np.linalg.cholesky(covariances[row] + slack * np.eye(len(means[row])))
