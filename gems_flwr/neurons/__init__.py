@@ -3,6 +3,7 @@
 from gems_flwr.neurons.budget import Budget, prune, shrink
 from gems_flwr.neurons.layer import Member, MergedLayer, MergeMethod
 from gems_flwr.neurons.merge import merge_neurons
+from gems_flwr.neurons.scale import oversized_layers
 
 __all__ = [
     "Budget",
@@ -10,6 +11,7 @@ __all__ = [
     "MergeMethod",
     "MergedLayer",
     "merge_neurons",
+    "oversized_layers",
     "prune",
     "shrink",
 ]

@@ -1,14 +1,23 @@
-"""A folder of spaces: one safetensors file per node, added to as nodes come in."""
+"""A folder of spaces: one safetensors file per node, added to as nodes come in.
+
+A file is called as its node is. Where a name would make too long a file name, the file's begins
+like it and ends in a digest of it, and the name itself stands in the file's header.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from gems_flwr.spaces.files import Space, load_space, save_space
+from gems_flwr.bounds import MAX_FILE_NAME_BYTES
+from gems_flwr.spaces.files import Space, load_space, node_in_file, save_space
 
 SUFFIX = ".space.safetensors"
+# While it is written, a file has these around its name.
+_BESIDE = (".", ".tmp")
+_LONGEST_STEM = MAX_FILE_NAME_BYTES - len(SUFFIX) - sum(map(len, _BESIDE))
 
 
 class SpaceFolder:
@@ -29,9 +38,10 @@ class SpaceFolder:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         for node, space in spaces.items():
-            path = self.folder / f"{quote(node, safe='')}{SUFFIX}"
-            beside = path.with_name(f".{path.name}.tmp")
-            save_space(beside, space)
+            stem = file_stem(node)
+            path = self.folder / f"{stem}{SUFFIX}"
+            beside = path.with_name(f"{_BESIDE[0]}{path.name}{_BESIDE[1]}")
+            save_space(beside, space, node=node if unquote(stem) != node else None)
             beside.replace(path)
 
     def clear(self) -> None:
@@ -50,5 +60,17 @@ class SpaceFolder:
         """
         if self.folder is None or not self.folder.is_dir():
             return {}
-        paths = sorted(self.folder.glob(f"*{SUFFIX}"))
-        return {unquote(path.name.removesuffix(SUFFIX)): load_space(path) for path in paths}
+        spaces = {}
+        for path in sorted(self.folder.glob(f"*{SUFFIX}")):
+            space = load_space(path)
+            spaces[node_in_file(path) or unquote(path.name.removesuffix(SUFFIX))] = space
+        return spaces
+
+
+def file_stem(node: str) -> str:
+    """Return what a node's file is called, but for its ending: at most 228 plain characters."""
+    quoted = quote(node, safe="")
+    if len(quoted) <= _LONGEST_STEM:
+        return quoted
+    digest = hashlib.blake2b(node.encode(), digest_size=16).hexdigest()
+    return f"{quoted[: _LONGEST_STEM - len(digest) - 1]}~{digest}"

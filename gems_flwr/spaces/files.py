@@ -50,13 +50,41 @@ def space_from_arrays(arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> Spa
     raise SpaceError("kind", f"one of {[space.kind for space in kinds]}", repr(kind))
 
 
-def save_space(path: str | Path, space: Space) -> int:
-    """Write a space to a safetensors file and return its size in bytes."""
+def save_space(path: str | Path, space: Space, node: str | None = None) -> int:
+    """Write a space to a safetensors file and return its size in bytes.
+
+    Parameters
+    ----------
+    path : path
+        The file.
+    space : Space
+        What to write.
+    node : str, optional
+        Whose it is, where the file's name does not say so.
+    """
     arrays, meta = space.to_arrays()
     contiguous = {key: np.ascontiguousarray(value) for key, value in arrays.items()}
     header = {"format": FORMAT, "version": str(VERSION), "meta": json.dumps(meta)}
+    if node is not None:
+        header["node"] = json.dumps(node)
     save_file(contiguous, str(path), metadata=header)
     return Path(path).stat().st_size
+
+
+def node_in_file(path: str | Path) -> str | None:
+    """Return whose space a file holds, where it says so.
+
+    Raises
+    ------
+    SpaceError
+        If the file cannot be read.
+    """
+    try:
+        with safe_open(str(path), framework="numpy") as file:
+            node = json.loads((file.metadata() or {}).get("node", "null"))
+    except (SafetensorError, ValueError, RecursionError) as error:
+        raise SpaceError(Path(path).name, "a safetensors file with a space", error) from error
+    return node if isinstance(node, str) else None
 
 
 def load_space(path: str | Path) -> Space:

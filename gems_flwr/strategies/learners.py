@@ -322,15 +322,23 @@ class Turn:
             must_send=bool(step.startswith("query")),
         )
         answers = strategy.accept(collected, unpack, at_least=at_least)
-        replies = {answer.node: answer.value for answer in answers}
-        ledger = self._learn_names(ledger)
+        if not step:
+            ledger = self._learn_names(ledger)
+        # Once a round is under way a node goes by the name that it has, whatever it tells now.
+        names = {strategy._roster.name(node): name for name, node in self.ids.items()}
+        replies = {names[answer.node]: answer.value for answer in answers}
         there = [name for name, reply in replies.items() if not reply.needs_model]
         self.ledger = ledger.acknowledge(there)
         # Whoever answered what cannot be used begins anew; whoever did not answer need not.
         spoke = {
-            strategy._roster.name(m.metadata.src_node_id) for m in collected if m.has_content()
+            names[strategy._roster.name(m.metadata.src_node_id)]
+            for m in collected
+            if m.has_content()
         }
-        self.ledger = self.ledger.forget(spoke - set(replies))
+        strangers = spoke - set(replies)
+        self.ledger = self.ledger.forget(strangers)
+        # And it is out of this round, whatever it had reported before.
+        self.replies = {n: r for n, r in self.replies.items() if n not in strangers}
         models = sum(reply.arrays is not None for reply in replies.values())
         self.tally = self.tally.plus(models_up=models)
         return replies

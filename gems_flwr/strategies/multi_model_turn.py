@@ -21,6 +21,7 @@ from gems_flwr.averaging import (
     stepped,
     update_of,
 )
+from gems_flwr.bounds import MAX_STEP
 from gems_flwr.errors import MultiModelError
 from gems_flwr.runtime.seeding import generator
 from gems_flwr.sampling import (
@@ -195,8 +196,15 @@ class MultiModelTurn:
             self.ids, self._everything(), "train", "norms", _REPORTS[self.strategy.sampling]
         )
         for node, by_model in parts.items():
-            for model, part in by_model.items():
-                self.betas[model][node] = part.beta or 0.0
+            for model, part in list(by_model.items()):
+                beta, old = part.beta or 0.0, self.book.old.get(model, {}).get(node)
+                if old is not None and abs(beta) * float(np.abs(old).max(initial=0)) > MAX_STEP:
+                    # What it would have us subtract of its old update is more than any update.
+                    reason = f"beta {beta:.4g} takes its old update above {MAX_STEP:g}"
+                    self.post.faults[node, model] = reason
+                    del by_model[model]
+                    continue
+                self.betas[model][node] = beta
         return np.where(self.available, self.shares * self._numbers(parts, "norm"), 0.0)
 
     def _everything(self) -> dict[str, list[str]]:
