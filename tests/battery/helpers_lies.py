@@ -82,17 +82,19 @@ def other_values(array, rng):
 
 
 def other_shape(array, rng):
+    if not array.ndim:
+        return np.stack([array])
     options = (
         array[:0],
         array[None],
         array.reshape(-1),
         array.T,
-        np.concatenate([array, array]) if array.ndim else np.stack([array, array]),
+        np.concatenate([array, array]),
         np.zeros((0,), array.dtype),
         np.zeros((), array.dtype),
         np.zeros((1,) * 30, array.dtype),
     )
-    return pick(rng, options) if array.ndim else np.stack([array])
+    return pick(rng, options)
 
 
 def other_bytes(array, rng):
