@@ -108,6 +108,50 @@ def test_a_model_with_nan_leaves_dynamic_averaging_running(condition):
         assert all("NaN" in failure.reason for failure in record.failures)
 
 
+def test_a_beta_beyond_all_measure_costs_a_node_its_pair_and_nobody_else():
+    """Its old update is about 1; 1e90 times that is infinite in single precision."""
+
+    def lie(content):
+        for key, record in content.metric_records.items():
+            if "beta" in record:
+                content = with_record(content, key, MetricRecord({**record, "beta": 1e90}))
+        return content
+
+    played = Played("MultiModel, stale", {1: lie})
+    check(played)
+    lost = played.result.details["lost"]
+    assert lost
+    assert all(each["node"] == "1" and "beta 1e+90" in each["reason"] for each in lost)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"labels": np.full(36, 3)}, "labels must be from 0 to 2, got 3 to 3"),
+        ({"labels": np.full(36, -1)}, "got -1 to -1"),
+        ({"features": np.zeros((36, 3))}, "features are float64, those of most nodes float32"),
+    ],
+)
+def test_pooled_examples_must_be_like_those_of_the_others(change, words):
+    def lie(content):
+        arrays = wire.to_numpy(content["examples"]) | change
+        return with_record(content, "examples", wire.to_record(arrays))
+
+    played = Played("Pooled", {1: lie})
+    check(played, Played("Pooled", {1: None}))
+    assert words in only_failure(played).reason
+
+
+def test_weights_that_no_tuning_survives_stay_as_they_are():
+    def lie(content):
+        arrays = {key: np.full_like(a.numpy(), 1e19) for key, a in content["arrays"].items()}
+        return with_record(content, "arrays", wire.to_record(arrays))
+
+    played = Played("LocalModels, tuned", {1: lie})
+    check(played)
+    assert (played.result.arrays["member/1/2.weight"].numpy() == np.float32(1e19)).all()
+
+
 def test_metrics_may_be_called_like_the_fields_of_a_log_line(caplog):
     """Every node reports them, so that they are in the mean."""
 
