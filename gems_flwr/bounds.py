@@ -19,7 +19,8 @@ MAX_VALUE = 1e30
 # How far one training moves a weight away from what the server sent. A model that others have
 # spoilt may be larger than that: who trains it honestly must not be refused for it.
 MAX_STEP = 1e20
-# A mean gradient, by which SCAFFOLD corrects the steps of all other nodes.
+# A mean gradient, by which SCAFFOLD corrects the steps of all other nodes. A larger one counts as
+# that much; it is not refused, for on a model that others have spoilt honest ones are large.
 MAX_GRADIENT = 1e9
 # A hidden neuron, by length, in units of the longest that the server sent or that most nodes have.
 # Trained neurons are within ten of each other; one of a million makes every input of the next layer

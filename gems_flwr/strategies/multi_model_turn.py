@@ -21,7 +21,7 @@ from gems_flwr.averaging import (
     stepped,
     update_of,
 )
-from gems_flwr.bounds import MAX_STEP
+from gems_flwr.bounds import MAX_GRADIENT, MAX_STEP
 from gems_flwr.errors import MultiModelError
 from gems_flwr.runtime.seeding import generator
 from gems_flwr.sampling import (
@@ -274,7 +274,7 @@ class MultiModelTurn:
             for node in trained:
                 change = self.delivered[node][model].control
                 assert change is not None
-                changes[node] = change
+                changes[node] = np.clip(change, -MAX_GRADIENT, MAX_GRADIENT)
             control = book.control(model, self.models[model])
             book.controls[model] = moved_control(control, changes, self._shares_of(column))
 

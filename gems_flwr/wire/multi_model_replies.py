@@ -11,10 +11,10 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from gems_flwr.averaging import Arrays, flat
-from gems_flwr.bounds import MAX_CAPACITY, MAX_EXAMPLES, MAX_GRADIENT, MAX_NOTE_CHARACTERS
+from gems_flwr.bounds import MAX_CAPACITY, MAX_EXAMPLES, MAX_NOTE_CHARACTERS
 from gems_flwr.errors import BadReplyError
 from gems_flwr.spaces.errors import shown
-from gems_flwr.wire.arrays import checked_array, largest
+from gems_flwr.wire.arrays import checked_array
 from gems_flwr.wire.keys import (
     ARRAYS,
     BETA,
@@ -245,8 +245,6 @@ def _unpack_part(
             raise BadReplyError(f"expected an ArrayRecord '{CONTROL}/{name}' with one vector")
         like = flat(expected)
         vector = checked_array(record[CONTROL], CONTROL, like.shape, like.dtype)
-        if largest(vector) > MAX_GRADIENT:
-            raise BadReplyError(f"'{CONTROL}' holds values above {MAX_GRADIENT:g}")
     return ModelPart(
         told,
         reply.num_examples,
