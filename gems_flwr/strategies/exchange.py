@@ -72,7 +72,7 @@ class Exchange:
     max_examples : float, optional
         Most examples that a node may count for, whatever it claims.
     barred : mapping from int to str
-        Nodes, by id, whose replies are not to be used, and why; see `blame`.
+        Nodes, by id, that are out of this round, and why; see `blame`.
     """
 
     server_round: int
@@ -195,6 +195,19 @@ class Exchange:
             time.sleep(_RETURN_POLL_SECONDS)
         return []
 
+    def unbarred(self, messages: Iterable[Message]) -> list[Message]:
+        """Return the messages but those to nodes that are out of this round, who have failed."""
+        outgoing = []
+        for message in messages:
+            node_id = message.metadata.dst_node_id
+            if node_id not in self.barred:
+                outgoing.append(message)
+            elif node_id not in self.refused:
+                # Said aloud only if it helps to leave the node out.
+                self._asked.append(node_id)
+                self._failed.append((node_id, readable(self.barred[node_id])))
+        return outgoing
+
     def accept(
         self, replies: Iterable[Message], unpack: Callable[[RecordDict], T], *, at_least: int = 0
     ) -> list[Answer[T]]:
@@ -224,10 +237,6 @@ class Exchange:
             node_id = reply.metadata.src_node_id
             if reply.has_error():
                 self._fail(node_id, _explained(reply.error.reason or f"error {reply.error.code}"))
-                continue
-            if node_id in self.barred:
-                # Kept on disk, and said aloud only if leaving the node out helps.
-                self._failed.append((node_id, readable(self.barred[node_id])))
                 continue
             try:
                 if wire.is_masked(reply.content):

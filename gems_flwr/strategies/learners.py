@@ -82,6 +82,7 @@ class LocalLearners(RoundLoop):
         if self.period < 1:
             raise ValueError(f"the number of rounds between checks must be >= 1, got {self.period}")
         self._last_round = 0
+        self.run_name = ""
 
     # --- what a protocol decides ----------------------------------------------------------------
 
@@ -113,8 +114,10 @@ class LocalLearners(RoundLoop):
         return True
 
     def prepare(self, initial: Arrays, num_rounds: int) -> None:
-        """Note which round is the last."""
+        """Note which round is the last, and give the run a name."""
         self._last_round = num_rounds
+        # What nodes keep from another run does not count; a round played again is the same run.
+        self.run_name = secrets.token_hex(4)
 
     def play_round(
         self,
@@ -163,9 +166,8 @@ class Turn:
         self.config = config
         self.arrays = state.arrays
         self.before = self.tally = Tally.from_details(state.details)
-        # A name for the run, so that what nodes keep from another one does not count.
         self.ledger = Ledger.from_memory(state.memory) or Ledger(
-            secrets.token_hex(4), Coordinator(state.arrays)
+            strategy.run_name, Coordinator(state.arrays)
         )
         nodes = strategy.choose_nodes(server_round, grid, 1.0, wire.TRAIN)
         self.ids = {strategy._roster.name(node): node for node in nodes}

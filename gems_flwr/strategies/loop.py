@@ -202,7 +202,7 @@ class RoundLoop(LoopSettings, Strategy):
 
     def collect(self, messages: Iterable[Message]) -> list[Message]:
         """Send messages and return the replies of the round under way; see `Exchange`."""
-        return self._exchange.collect(messages)
+        return self._exchange.collect(self._exchange.unbarred(messages))
 
     def accept(
         self, replies: Iterable[Message], unpack: Callable[[RecordDict], T], *, at_least: int = 0

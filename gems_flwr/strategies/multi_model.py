@@ -35,6 +35,7 @@ Decided where the slides are silent:
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -42,6 +43,7 @@ import numpy as np
 from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
+from gems_flwr.averaging import Arrays
 from gems_flwr.strategies.loop import RoundLoop
 from gems_flwr.strategies.multi_model_turn import MultiModelTurn
 from gems_flwr.strategies.records import RoundOutcome, ServerState
@@ -75,6 +77,7 @@ class MultiModel(RoundLoop):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.run_name = ""
         if self.sampling not in get_args(Sampling):
             raise ValueError(
                 f"sampling must be one of {list(get_args(Sampling))}, got '{self.sampling}'"
@@ -90,6 +93,10 @@ class MultiModel(RoundLoop):
                 "fraction_evaluate must be 0, since models are evaluated at the server "
                 f"(evaluate_fn), got {self.fraction_evaluate}"
             )
+
+    def prepare(self, initial: Arrays, num_rounds: int) -> None:
+        """Give the run a name: what nodes keep from another one does not count."""
+        self.run_name = secrets.token_hex(4)
 
     def play_round(
         self,

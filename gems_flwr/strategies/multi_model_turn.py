@@ -61,7 +61,7 @@ class MultiModelTurn:
         self.strategy, self.round = strategy, server_round
         self.models = split_models(state.arrays)
         self.joined = set(split_members(state.arrays)) != {""}
-        self.book = Book.from_memory(state.memory)
+        self.book = Book.from_memory(state.memory, strategy.run_name)
         for name in self.models:
             self.book.versions.setdefault(name, 0)
         self.ids = {

@@ -10,6 +10,7 @@ honest nodes alone, bit for bit. Some hundred cases in CI;
 import functools
 import logging
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -62,5 +63,6 @@ def test_no_node_ends_a_run(name, tmp_path):
                 play(name, case, tmp_path)
         except Exception as error:
             failed.append(f"case {case}: {type(error).__name__}: {str(error)[:300]}")
+        shutil.rmtree(tmp_path / str(case), ignore_errors=True)
     if failed:
         pytest.fail(f"{len(failed)} cases of '{name}':\n" + "\n".join(failed[:20]))

@@ -1,23 +1,25 @@
 """Replies that ended a run once, each by name; and those that lie in the inbox of a resumed run."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from helpers_battery import HostileApp, Played, check, grid_of
 from helpers_lies import with_record
-from helpers_scenarios import HIDDEN, NODES, SCENARIOS, app_of, arrays_of, layer
+from helpers_scenarios import HIDDEN, NODES, SCENARIOS, app_of, arrays_of, data, layer
 
 from gems_flwr import wire
 from gems_flwr.bounds import MAX_FILE_NAME_BYTES, MAX_NEURON_RATIO
+from gems_flwr.client import dynamic_averaging_mod, good_enough_mod
 from gems_flwr.errors import RoundFailedError
 from gems_flwr.neurons import oversized_layers
 from gems_flwr.runtime import InProcessGrid
 from gems_flwr.runtime.checkpoint import CheckpointFolder
 from gems_flwr.spaces import Ball, NeuronBalls, Radius, save_space
 from gems_flwr.spaces.collection import SUFFIX, SpaceFolder
-from gems_flwr.strategies import FedAvg
+from gems_flwr.strategies import FedAvg, Gems, PeriodicAveraging
 
 
 def in_json(key, **changes):
@@ -300,6 +302,47 @@ def test_a_reply_that_breaks_a_round_unforeseen_is_found_and_left_out(liars, tmp
     honest = start(FedAvg(), dict.fromkeys(liars))
     for key, array in result.arrays.items():
         assert np.array_equal(array.numpy(), honest.arrays[key].numpy())
+
+
+class BreaksLocally(PeriodicAveraging):
+    def synchronise(self, server_round, ledger, replies, ask):
+        if any((reply.arrays["bias"] == 77).any() for reply in replies.values()):
+            raise KeyError("77")
+        return super().synchronise(server_round, ledger, replies, ask)
+
+
+class BreaksSpaces(Gems):
+    def _aggregate(self, spaces):
+        if any((space.center == 77).any() for space in spaces.values()):
+            raise FloatingPointError("77")
+        return super()._aggregate(spaces)
+
+
+def seventy_sevens(content):
+    """Change the first number of every array, in whatever record."""
+    for key, record in content.array_records.items():
+        arrays = wire.to_numpy(record)
+        for array in arrays.values():
+            array.reshape(-1)[0] = 77
+        content = with_record(content, key, wire.to_record(arrays))
+    return content
+
+
+@pytest.mark.parametrize(
+    ("strategy", "mod"),
+    [
+        (BreaksLocally, dynamic_averaging_mod()),
+        (partial(BreaksSpaces, space="ball", directions=5), good_enough_mod(data)),
+    ],
+)
+def test_the_culprit_is_found_in_every_kind_of_round(strategy, mod, tmp_path):
+    grid = InProcessGrid(HostileApp(app_of(mod), {1: seventy_sevens}), NODES)
+    result = strategy(checkpoint_dir=tmp_path).start(grid, arrays_of(layer), num_rounds=1)
+    (failure,) = result.history[1].failures
+    assert failure.node == "1"
+    assert "can be played without this reply" in failure.reason
+    assert result.history[1].nodes_answered == ("0", "2", "3", "4")
+    assert np.isfinite(result.arrays["bias"].numpy()).all()
 
 
 def test_a_reply_that_broke_a_run_does_not_break_its_resume(tmp_path):
