@@ -108,11 +108,14 @@ def test_a_curve_of_zeros_does_not_stop_the_server():
     nothing = CurvedSpace(CURVED.space, np.zeros(2))
     found = aggregate_spaces([nothing, CURVED], auto_epsilon=True)
     assert np.isfinite(found.point).all()
-    tiny = Ellipsoid(CURVED.space.center, CURVED.space.radii, Radius(1e-300, "worst", 0.1))
-    assert np.isfinite(CurvedSpace(tiny, CURVED.curve).at(0.1).radii).all()
-    flat = Ellipsoid(CURVED.space.center, CURVED.space.radii, Radius(0.0, "worst", 0.1))
-    with pytest.raises(SpaceError, match="above 0"):
-        CurvedSpace(flat, CURVED.curve)
+    tiny = Ellipsoid(CURVED.space.center, CURVED.space.radii, Radius(1e-30, "worst", 0.1))
+    for epsilon in (0.1, 1.0):
+        assert np.isfinite(CurvedSpace(tiny, CURVED.curve).at(epsilon).radii).all()
+    # Axes over a radius of 1e-320 are infinite, and times a radius of 0 no numbers at all.
+    for value in (0.0, 1e-320):
+        flat = Ellipsoid(CURVED.space.center, CURVED.space.radii, Radius(value, "worst", 0.1))
+        with pytest.raises(SpaceError, match="at least 1e-30"):
+            CurvedSpace(flat, CURVED.curve)
 
 
 def test_a_number_too_large_for_a_float_is_out_of_range():

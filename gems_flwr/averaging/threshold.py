@@ -12,6 +12,9 @@ import math
 # model per node that is moved too much.
 _MEMORY = 0.05
 _GAIN = 0.1
+# How far a threshold may go: of a ratio of losses, and of all.
+_MOST_CHANGE = 1e6
+_SMALLEST, _LARGEST = 1e-30, 1e30
 
 
 def following_loss(
@@ -32,7 +35,10 @@ def following_loss(
     """
     first, mean = losses or (loss, loss)
     mean += _MEMORY * (loss - mean)
-    return delta * (mean / first) ** exponent, (first, mean)
+    # Losses are what nodes say: no ratio of them may make the threshold zero, infinite or complex.
+    ratio = mean / first if first > 0 else 1.0
+    ratio = min(max(ratio, 1 / _MOST_CHANGE), _MOST_CHANGE)
+    return delta * ratio**exponent, (first, mean)
 
 
 def steered(delta: float, rate: float, target: float) -> float:
@@ -40,4 +46,4 @@ def steered(delta: float, rate: float, target: float) -> float:
 
     In proportion to the gap, so that it comes to rest where the mean rate is the target.
     """
-    return delta * math.exp(_GAIN * (rate - target))
+    return min(max(delta * math.exp(_GAIN * (rate - target)), _SMALLEST), _LARGEST)

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gems_flwr.bounds import MAX_MOMENT, MAX_POOLED_EXAMPLES, MAX_VALUE, MAX_WEIGHT
 from gems_flwr.spaces.errors import SpaceError, check_array
 
 Float = NDArray[np.float64]
@@ -53,9 +54,9 @@ class ClassSums:
 
     def __post_init__(self) -> None:
         entries, width = np.shape(self.sums)
-        check_array("counts", self.counts, (entries,), 1e15)
-        check_array("sums", self.sums, (entries, width), 1e30, np.float64)
-        check_array("outers", self.outers, (entries, width, width), 1e30, np.float64)
+        check_array("counts", self.counts, (entries,), MAX_POOLED_EXAMPLES)
+        check_array("sums", self.sums, (entries, width), MAX_VALUE, np.float64)
+        check_array("outers", self.outers, (entries, width, width), MAX_VALUE, np.float64)
         if np.size(self.labels) != entries:
             raise SpaceError("labels", f"{entries} entries", np.size(self.labels))
 
@@ -118,8 +119,9 @@ class ClassSums:
     def check_moments(self) -> None:
         """Refuse sums that no samples can have, before they are added to those of other nodes.
 
-        Half as much rounding is forgiven as in a cone, so that a total of sums that pass makes a
-        cone that passes.
+        Half as much rounding is forgiven as in a cone, and means may be half as large, so that a
+        total of sums that pass makes a cone that passes: its spread is at most theirs and the
+        square of half the distance between their means.
 
         Raises
         ------
@@ -132,11 +134,12 @@ class ClassSums:
                 if self.sums[row].any() or self.outers[row].any():
                     raise SpaceError(f"class {label}", "sums of 0 for a count below 1", "others")
                 continue
-            check_array(f"mean of class {label}", means[row], means[row].shape)
-            check_array(f"spread of class {label}", covariances[row], covariances[row].shape, 1e12)
-            slack = 5e-7 * float(np.trace(covariances[row])) + 1e-12
+            mean, spread = means[row], covariances[row]
+            check_array(f"mean of class {label}", mean, mean.shape, MAX_WEIGHT / 2)
+            check_array(f"spread of class {label}", spread, spread.shape, MAX_MOMENT / 2)
+            slack = 5e-7 * float(np.trace(spread)) + 1e-12
             try:
-                np.linalg.cholesky(covariances[row] + slack * np.eye(len(means[row])))
+                np.linalg.cholesky(spread + slack * np.eye(len(mean)))
             except np.linalg.LinAlgError:
                 raise SpaceError(
                     f"class {label}", "sums that samples can have", "a negative variance"

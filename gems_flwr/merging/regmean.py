@@ -99,7 +99,12 @@ def solve_regmean(
     try:
         step: Float = scipy.linalg.solve(total, pull.T, assume_a="pos").T
     except np.linalg.LinAlgError:
-        raise ValueError(
-            "the nodes' inputs do not determine the layer; set the ridge (damping) above 0"
-        ) from None
+        if ridge == 0:
+            raise ValueError(
+                "the nodes' inputs do not determine the layer; set the ridge (damping) above 0"
+            ) from None
+        # A node's moments may be negative by as much as rounding explains, which is more than the
+        # ridge if they are the largest.
+        values, vectors = np.linalg.eigh(total)
+        step = (pull @ vectors / np.maximum(values, ridge * size)) @ vectors.T
     return mean + step

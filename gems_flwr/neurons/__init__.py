@@ -3,6 +3,7 @@
 from gems_flwr.neurons.budget import Budget, limit_each, prune, shrink
 from gems_flwr.neurons.layer import Member, MergedLayer, MergeMethod
 from gems_flwr.neurons.merge import merge_neurons
+from gems_flwr.neurons.scale import oversized_layers
 from gems_flwr.neurons.screen import ScreenedNeurons, screen_neurons
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "ScreenedNeurons",
     "limit_each",
     "merge_neurons",
+    "oversized_layers",
     "prune",
     "screen_neurons",
     "shrink",

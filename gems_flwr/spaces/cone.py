@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
 
+from gems_flwr.bounds import MAX_CLASSES, MAX_FEATURES, MAX_POOLED_EXAMPLES
 from gems_flwr.spaces.covariance import (
     FullCovariance,
     LowRankCovariance,
@@ -108,13 +109,13 @@ class ClassMomentCone:
 
     def __post_init__(self) -> None:
         set_ = object.__setattr__
-        set_(self, "num_classes", check_integer("num_classes", self.num_classes, 2, 10**6))
-        set_(self, "labels", check_array("labels", self.labels, (None,), 1e18, np.int64))
-        entries = int(self.labels.size)
+        set_(self, "num_classes", check_integer("num_classes", self.num_classes, 2, MAX_CLASSES))
+        set_(self, "labels", check_array("labels", self.labels, (None,), MAX_CLASSES, np.int64))
+        entries, most = int(self.labels.size), MAX_POOLED_EXAMPLES
         classes = [*self.labels.tolist(), *self.withheld]
         if not all(0 <= c < self.num_classes for c in classes):
             raise SpaceError("labels", f"classes 0 to {self.num_classes - 1}", sorted(set(classes)))
-        set_(self, "counts", check_array("counts", self.counts, (entries,), 1e15, np.int64))
+        set_(self, "counts", check_array("counts", self.counts, (entries,), most, np.int64))
         if int(self.counts.min()) < 1:
             raise SpaceError("counts", "at least 1 each", int(self.counts.min()))
         if self.covariance.shape[0] != entries:
@@ -124,11 +125,14 @@ class ClassMomentCone:
         if self.rule not in ("gaussian", "cantelli"):
             raise SpaceError("rule", "gaussian or cantelli", repr(self.rule))
         set_(self, "withheld", tuple(int(c) for c in self.withheld))
-        set_(self, "withheld_count", check_integer("withheld_count", self.withheld_count, 0))
-        stated = self.total_count or int(self.counts.sum()) + self.withheld_count
-        set_(self, "total_count", check_integer("total_count", stated, 1))
-        if int(self.counts.sum()) + self.withheld_count != self.total_count:
-            summed = f"{int(self.counts.sum())} + {self.withheld_count} withheld"
+        if len(set(self.withheld)) < len(self.withheld):
+            raise SpaceError("withheld", "each class once", f"{len(self.withheld)} entries")
+        set_(self, "withheld_count", check_integer("withheld_count", self.withheld_count, 0, most))
+        sent = sum(self.counts.tolist())
+        stated = self.total_count or sent + self.withheld_count
+        set_(self, "total_count", check_integer("total_count", stated, 1, most))
+        if sent + self.withheld_count != self.total_count:
+            summed = f"{sent} + {self.withheld_count} withheld"
             raise SpaceError("total_count", f"the sum of the counts, {summed}", self.total_count)
         if self.privacy is not None:
             epsilon, delta = self.privacy
@@ -235,7 +239,9 @@ class ClassMomentCone:
         kinds = FullCovariance if form == FullCovariance.form else LowRankCovariance
         own = ("labels", "counts", "means", "means.codes", "means.scales")
         check_keys(arrays, (*own, *kinds.keys), f"a {form} cone")
-        features = check_integer("num_features", take(meta, "num_features", "meta"), 1, 10**7)
+        features = check_integer(
+            "num_features", take(meta, "num_features", "meta"), 1, MAX_FEATURES
+        )
         covariance: FullCovariance | LowRankCovariance
         if form == FullCovariance.form:
             covariance = FullCovariance.from_arrays(arrays, features)
@@ -256,7 +262,9 @@ class ClassMomentCone:
             covariance=covariance,
             epsilon=take(meta, "epsilon", "the cone's meta"),
             rule=take(meta, "rule", "the cone's meta"),
-            total_count=check_integer("total_count", take(meta, "total_count", "meta"), 1),
+            total_count=check_integer(
+                "total_count", take(meta, "total_count", "meta"), 1, MAX_POOLED_EXAMPLES
+            ),
             withheld=tuple(withheld),
             withheld_count=meta.get("withheld_count", 0),
             privacy=None if privacy is None else (privacy[0], privacy[1]),

@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gems_flwr.spaces.errors import MAX_WEIGHT, SpaceError, check_array, take
+from gems_flwr.bounds import MAX_MOMENT
+from gems_flwr.spaces.errors import SpaceError, check_array, take
 from gems_flwr.spaces.quantized import QuantizedArray
 
 Values = NDArray[np.float32] | QuantizedArray
@@ -82,7 +83,7 @@ class FullCovariance:
     def __post_init__(self) -> None:
         shape = np.shape(self.matrices)
         side = shape[-1] if len(shape) == 3 else None
-        matrices = check_array("matrices", self.matrices, (None, side, side), MAX_WEIGHT**2)
+        matrices = check_array("matrices", self.matrices, (None, side, side), MAX_MOMENT)
         object.__setattr__(self, "matrices", matrices)
         for index, matrix in enumerate(matrices):
             scale = float(np.abs(matrix).max())
@@ -128,7 +129,7 @@ class FullCovariance:
         """Rebuild the matrices from their upper triangles."""
         length = side * (side + 1) // 2
         given = take(arrays, "triangles", "the cone's arrays")
-        triangles = check_array("triangles", given, (None, length), MAX_WEIGHT**2)
+        triangles = check_array("triangles", given, (None, length), MAX_MOMENT)
         rows, columns = np.triu_indices(side)
         matrices = np.zeros((triangles.shape[0], side, side), dtype=np.float32)
         matrices[:, rows, columns] = triangles

@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gems_flwr.bounds import MAX_CURVE_POINTS, MAX_WEIGHT, MIN_RADIUS
 from gems_flwr.spaces.ball import Ball
 from gems_flwr.spaces.ellipsoid import Ellipsoid
-from gems_flwr.spaces.errors import MAX_WEIGHT, SpaceError, check_array
+from gems_flwr.spaces.errors import SpaceError, check_array
 from gems_flwr.spaces.radius import Radius
 
-MAX_POINTS = 1001
 _SHORTEST_AXIS = 1e-12
 
 
 def thin_curve(radii: NDArray[Any]) -> NDArray[np.float32]:
-    """Return a curve with at most `MAX_POINTS` points, each a radius that holds.
+    """Return a curve with at most `MAX_CURVE_POINTS` points, each a radius that holds.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ def thin_curve(radii: NDArray[Any]) -> NDArray[np.float32]:
         ``radii[k]`` is the radius at which k of n samples are still right; falling in k.
     """
     last = len(radii) - 1
-    points = min(last, MAX_POINTS - 1)
+    points = min(last, MAX_CURVE_POINTS - 1)
     # Share i / points needs ceil(i * last / points) samples: rounded up, so that it holds.
     needed = -(-np.arange(points + 1) * last // points)
     finite = np.minimum(radii[needed], MAX_WEIGHT)
@@ -59,12 +59,17 @@ class CurvedSpace:
 
     def __post_init__(self) -> None:
         curve = check_array("curve", self.curve, (None,))
-        if not 2 <= curve.size <= MAX_POINTS:
-            raise SpaceError("curve", f"2 to {MAX_POINTS} points", curve.size)
+        if not 2 <= curve.size <= MAX_CURVE_POINTS:
+            raise SpaceError("curve", f"2 to {MAX_CURVE_POINTS} points", curve.size)
         if (curve < 0).any() or (np.diff(curve) > 0).any():
             raise SpaceError("curve", "falling radii of at least 0", "something else")
-        if isinstance(self.space, Ellipsoid) and self.space.radius.value == 0:
-            raise SpaceError("radius", "above 0 for an ellipsoid with a curve", 0)
+        if isinstance(self.space, Ellipsoid) and self.space.radius.value < MIN_RADIUS:
+            # Axes are scaled by radii over this one.
+            raise SpaceError(
+                "radius",
+                f"at least {MIN_RADIUS:g} for an ellipsoid with a curve",
+                self.space.radius.value,
+            )
         object.__setattr__(self, "curve", curve)
 
     @property

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 
+from gems_flwr.bounds import MIN_RADIUS
 from gems_flwr.spaces.ball import TOLERANCE, as_point
 from gems_flwr.spaces.errors import SpaceError, check_array, check_keys, take
 from gems_flwr.spaces.radius import Radius
@@ -33,7 +34,7 @@ class Ellipsoid:
     center : array of shape (d,)
         The node's own model, flat; stored as float32.
     radii : array of shape (d,)
-        Half-lengths of the axes, all above 0, in units of the weights.
+        Half-lengths of the axes, all at least 1e-30, in units of the weights.
     radius : Radius
         The common factor R of Eq. 5 and how it was found.
 
@@ -55,8 +56,8 @@ class Ellipsoid:
         if not isinstance(self.radius, Radius):
             raise SpaceError("radius", "a Radius (value and method)", repr(self.radius))
         shortest = float(self.radii.min())
-        if shortest <= 0:
-            raise SpaceError("radii", "all above 0", shortest)
+        if shortest < MIN_RADIUS:
+            raise SpaceError("radii", f"all at least {MIN_RADIUS:g}", shortest)
 
     @property
     def dimension(self) -> int:

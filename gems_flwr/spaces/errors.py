@@ -5,8 +5,8 @@ Eq. 2 (2019) NaN for everybody. Every space therefore checks itself when it is b
 and the error names the key, what was expected and what came, so that the caller can
 reject that one node with a reason and go on with the others.
 
-Decided here, as the papers say nothing: a weight or radius above ``MAX_WEIGHT`` and a
-second moment above ``MAX_WEIGHT ** 2`` is an error of the sender, not a model.
+Decided here, as the papers say nothing: what is above a limit of `gems_flwr.bounds` is an error
+of the sender, not a model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-MAX_WEIGHT = 1e6
+from gems_flwr.bounds import MAX_WEIGHT as MAX_WEIGHT
+
+_SHOWN_CHARACTERS = 80
 
 
 class SpaceError(ValueError):
@@ -38,6 +40,15 @@ class SpaceError(ValueError):
         self.key = key
         self.expected = expected
         self.got = str(got)
+
+
+def shown(value: object) -> str:
+    """Return a value as a short text, whatever it is: Python writes no integer of 5,000 digits."""
+    try:
+        text = repr(value) if isinstance(value, str) else str(value)
+    except (ValueError, RecursionError):
+        return f"{type(value).__name__} of great length"
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
 def check_array(
@@ -93,20 +104,23 @@ def check_number(key: str, value: object, low: float, high: float) -> float:
     """Return ``value`` as a float within ``[low, high]``, or raise a `SpaceError`."""
     expected = f"a number in [{low:g}, {high:g}]"
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        raise SpaceError(key, expected, repr(value))
+        raise SpaceError(key, expected, shown(value))
     # Compared before it is converted: an integer of 400 digits has no float.
     if not low <= value <= high:
-        raise SpaceError(key, expected, value)
+        raise SpaceError(key, expected, shown(value))
     return float(value)
 
 
 def check_integer(key: str, value: object, low: int, high: int | None = None) -> int:
-    """Return ``value`` as an int within ``[low, high]``, or raise a `SpaceError`."""
+    """Return ``value`` as an int within ``[low, high]``, or raise a `SpaceError`.
+
+    What a node sends has an upper limit; a setting of ours need not.
+    """
     expected = f"an integer of at least {low}" + (f", at most {high}" if high is not None else "")
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise SpaceError(key, expected, repr(value))
+        raise SpaceError(key, expected, shown(value))
     if value < low or (high is not None and value > high):
-        raise SpaceError(key, expected, value)
+        raise SpaceError(key, expected, shown(value))
     return int(value)
 
 

@@ -52,7 +52,9 @@ def space_from_arrays(arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> Spa
     raise SpaceError("kind", f"one of {[space.kind for space in kinds]}", repr(kind))
 
 
-def save_space(path: str | Path, space: Space, *, private: bool = False) -> int:
+def save_space(
+    path: str | Path, space: Space, *, node: str | None = None, private: bool = False
+) -> int:
     """Write a space to a safetensors file and return its size in bytes.
 
     Parameters
@@ -61,6 +63,8 @@ def save_space(path: str | Path, space: Space, *, private: bool = False) -> int:
         Replaced at once: a reader sees the old file or the new one.
     space : Space
         What to write.
+    node : str, optional
+        Whose it is, where the file's name does not say so.
     private : bool
         Whether nobody but the owner may read the file.
 
@@ -72,10 +76,28 @@ def save_space(path: str | Path, space: Space, *, private: bool = False) -> int:
     arrays, meta = space.to_arrays()
     contiguous = {key: np.ascontiguousarray(value) for key, value in arrays.items()}
     header = {"format": FORMAT, "version": str(VERSION), "meta": json.dumps(meta)}
+    if node is not None:
+        header["node"] = json.dumps(node)
     header[CHECKSUM] = checksum(contiguous, header)
     with replacing(Path(path), private=private) as temporary:
         save_file(contiguous, str(temporary), metadata=header)
     return Path(path).stat().st_size
+
+
+def node_in_file(path: str | Path) -> str | None:
+    """Return whose space a file holds, where it says so.
+
+    Raises
+    ------
+    SpaceError
+        If the file cannot be read.
+    """
+    try:
+        with safe_open(str(path), framework="numpy") as file:
+            node = json.loads((file.metadata() or {}).get("node", "null"))
+    except (SafetensorError, ValueError, RecursionError) as error:
+        raise SpaceError(Path(path).name, "a safetensors file with a space", error) from error
+    return node if isinstance(node, str) else None
 
 
 def load_space(path: str | Path) -> Space:
@@ -99,7 +121,7 @@ def load_space(path: str | Path) -> Space:
             if not isinstance(meta, dict):
                 raise SpaceError("meta", "a JSON object", repr(meta)[:80])
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-            verify_checksum(header, arrays, {"format", "version", "meta"})
+            verify_checksum(header, arrays, {"format", "version", "meta", "node"})
         return space_from_arrays(arrays, meta)
     except SpaceError as error:
         raise SpaceError(f"{name}: {error.key}", error.expected, error.got) from error

@@ -21,12 +21,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gems_flwr.bounds import MAX_DIRECTIONS, MAX_WEIGHT
 from gems_flwr.spaces.errors import (
-    MAX_WEIGHT,
     SpaceError,
     check_array,
     check_integer,
     check_number,
+    shown,
     take,
 )
 from gems_flwr.spaces.radius import METHODS, Method
@@ -80,9 +81,9 @@ class NeuronBalls:
         if self.importance.min() < 0:  # type: ignore[union-attr]
             raise SpaceError("importance", "at least 0", float(self.importance.min()))  # type: ignore[union-attr]
         if self.method not in METHODS:
-            raise SpaceError("method", f"one of {METHODS}", repr(self.method))
+            raise SpaceError("method", f"one of {METHODS}", shown(self.method))
         set_(self, "epsilon", check_number("epsilon", self.epsilon, 0.0, MAX_WEIGHT))
-        set_(self, "directions", check_integer("directions", self.directions, 0))
+        set_(self, "directions", check_integer("directions", self.directions, 0, MAX_DIRECTIONS))
         set_(self, "outgoing", check_integer("outgoing", self.outgoing, 0, width - 1))
 
     def __len__(self) -> int:

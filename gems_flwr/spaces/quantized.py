@@ -13,7 +13,8 @@ import dataclasses
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gems_flwr.spaces.errors import MAX_WEIGHT, SpaceError, check_array
+from gems_flwr.bounds import MAX_WEIGHT
+from gems_flwr.spaces.errors import SpaceError, check_array
 
 LEVELS = 127
 

@@ -12,7 +12,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from gems_flwr.spaces.errors import MAX_WEIGHT, SpaceError, check_integer, check_number, take
+from gems_flwr.bounds import MAX_DIRECTIONS, MAX_WEIGHT
+from gems_flwr.spaces.errors import SpaceError, check_integer, check_number, shown, take
 
 Method = Literal["sampled", "worst", "certified", "bisection", "growing"]
 METHODS: tuple[str, ...] = get_args(Method)
@@ -45,9 +46,13 @@ class Radius:
         set_ = object.__setattr__
         set_(self, "value", check_number("radius", self.value, 0.0, MAX_WEIGHT))
         if self.method not in METHODS:
-            raise SpaceError("radius.method", f"one of {METHODS}", repr(self.method))
+            raise SpaceError("radius.method", f"one of {METHODS}", shown(self.method))
         set_(self, "epsilon", check_number("radius.epsilon", self.epsilon, 0.0, MAX_WEIGHT))
-        set_(self, "directions", check_integer("radius.directions", self.directions, 0))
+        set_(
+            self,
+            "directions",
+            check_integer("radius.directions", self.directions, 0, MAX_DIRECTIONS),
+        )
 
     @property
     def is_proof(self) -> bool:
@@ -62,7 +67,7 @@ class Radius:
     def from_meta(cls, meta: Mapping[str, Any]) -> Radius:
         """Build a radius from what `to_meta` returned, checking it again."""
         if not isinstance(meta, Mapping):
-            raise SpaceError("radius", "a mapping with value and method", repr(meta))
+            raise SpaceError("radius", "a mapping with value and method", shown(meta))
         return cls(
             value=take(meta, "value", "radius"),
             method=take(meta, "method", "radius"),

@@ -10,28 +10,48 @@ import json
 import logging
 from collections.abc import Mapping
 
+from gems_flwr.bounds import MAX_REASON_CHARACTERS
+
 logger = logging.getLogger("flwr.gems")
 
 
-def log_event(event: str, **fields: object) -> None:
+def log_event(event: str, /, **fields: object) -> None:
     """Log an event and what belongs to it; text with blanks or quotes is quoted as in JSON."""
     if logger.isEnabledFor(logging.INFO):  # most simulations are quiet, and have many rounds
         logger.info("%s", _line(event, fields))
 
 
-def log_warning(event: str, **fields: object) -> None:
+def log_warning(event: str, /, **fields: object) -> None:
     """Log an event that an operator should look at."""
     logger.warning("%s", _line(event, fields))
 
 
+def without_clashes(
+    fields: Mapping[str, object], metrics: Mapping[str, object]
+) -> dict[str, object]:
+    """Return fields and metrics together; a metric that is called like a field gets a prefix.
+
+    Metrics have the names that nodes give them; none may pass for a field of ours.
+    """
+    taken = {"event", *fields}
+    return {**fields, **{f"metric.{k}" if k in taken else k: v for k, v in metrics.items()}}
+
+
+def readable(text: str, most: int = MAX_REASON_CHARACTERS) -> str:
+    """Return what a node wrote as text that a log can take: cut, and without control characters."""
+    cut = "".join(c if c.isprintable() or c == "\n" else "?" for c in text[:most])
+    return cut + (f" … ({len(text):,} characters)" if len(text) > len(cut) else "")
+
+
 def _line(event: str, fields: Mapping[str, object]) -> str:
-    return " ".join(f"{key}={_text(value)}" for key, value in {"event": event, **fields}.items())
+    pairs = {"event": event, **fields}
+    return " ".join(f"{_text(key)}={_text(value)}" for key, value in pairs.items())
 
 
 def _text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
-    text = str(value)
+    text = readable(str(value))
     # Names and reasons come from nodes: quoted, they cannot forge a second pair or a second line.
     plain = text.isprintable() and not any(sign in text for sign in ' "=')
     return text if plain and text else json.dumps(text, ensure_ascii=False)

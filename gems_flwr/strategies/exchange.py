@@ -12,7 +12,7 @@ writes about itself (a group, a name, a reason) never becomes part of a path, an
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
@@ -20,12 +20,12 @@ from flwr.app import Message, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
 
 from gems_flwr import wire
-from gems_flwr.errors import BadReplyError, Failure, RoundFailedError
+from gems_flwr.errors import BadReplyError, Failure, RoundFailedError, describe_fault
 from gems_flwr.runtime.checkpoint import CheckpointFolder
 from gems_flwr.runtime.metered_grid import MeteredGrid
 from gems_flwr.strategies.addressing import add_reason, answered_node, as_the_nodes, is_lost
 from gems_flwr.strategies.callbacks import Callback
-from gems_flwr.strategies.events import log_event, log_warning
+from gems_flwr.strategies.events import log_event, log_warning, readable
 from gems_flwr.strategies.roster import Roster
 
 _RETURN_POLL_SECONDS = 0.5
@@ -36,8 +36,6 @@ _NO_SECAGG = (
     "the node runs Flower's secaggplus_mod, whose protocol only Flower's legacy SecAggPlusWorkflow "
     "speaks; remove the mod, or use that workflow with a legacy strategy"
 )
-# A traceback fits; a node cannot fill the log and the history with its reasons.
-_MAX_REASON_CHARACTERS = 4000
 
 
 @dataclass(frozen=True)
@@ -72,6 +70,8 @@ class Exchange:
         Largest payload of a reply; a larger one is neither unpacked nor kept.
     max_examples : float, optional
         Most examples that a node may count for, whatever it claims.
+    barred : mapping from int to str
+        Nodes, by id, that are out of this round, and why; see `blame`.
     """
 
     server_round: int
@@ -83,12 +83,13 @@ class Exchange:
     return_seconds: float = 0.0
     max_reply_bytes: int | None = None
     max_examples: float | None = None
+    barred: Mapping[int, str] = field(default_factory=dict)
     # By id until the round is over: a node may tell its name in its reply only.
-    _asked: list[int] = field(default_factory=list)
-    _answered: list[int] = field(default_factory=list)
-    _failed: list[tuple[int, str]] = field(default_factory=list)
+    _asked: list[int] = field(default_factory=list, init=False)
+    _answered: list[int] = field(default_factory=list, init=False)
+    _failed: list[tuple[int, str]] = field(default_factory=list, init=False)
     # Under which key a node's reply is kept: that of the question, never what the reply says.
-    _keys: dict[int, str] = field(default_factory=dict)
+    _keys: dict[int, str] = field(default_factory=dict, init=False)
 
     @property
     def asked(self) -> tuple[str, ...]:
@@ -99,6 +100,16 @@ class Exchange:
     def answered(self) -> tuple[str, ...]:
         """Names of the nodes that gave a usable reply, in order."""
         return self._names(self._answered)
+
+    @property
+    def answered_ids(self) -> tuple[int, ...]:
+        """Ids of the nodes that gave a usable reply, in the order of their names."""
+        return tuple(sorted(set(self._answered), key=self.roster.position))
+
+    @property
+    def refused(self) -> dict[int, str]:
+        """Ids of the nodes that did not contribute, and why at last."""
+        return dict(self._failed)
 
     @property
     def failures(self) -> tuple[Failure, ...]:
@@ -153,7 +164,7 @@ class Exchange:
         for reply in self.grid.stream(messages, timeout=self.timeout):
             node_id = answered_node(reply, waiting)
             if node_id is None:
-                said = {"reason": _readable(reply.error.reason or "")} if reply.has_error() else {}
+                said = {"reason": readable(reply.error.reason or "")} if reply.has_error() else {}
                 self._warn("uncalled_for_reply", node=self._source(reply), **said)
                 continue
             seconds = time.monotonic() - started
@@ -190,6 +201,19 @@ class Exchange:
             time.sleep(_RETURN_POLL_SECONDS)
         return []
 
+    def unbarred(self, messages: Iterable[Message]) -> list[Message]:
+        """Return the messages but those to nodes that are out of this round, who have failed."""
+        outgoing = []
+        for message in messages:
+            node_id = message.metadata.dst_node_id
+            if node_id not in self.barred:
+                outgoing.append(message)
+            elif node_id not in self.refused:
+                # Said aloud only if it helps to leave the node out.
+                self._asked.append(node_id)
+                self._failed.append((node_id, readable(self.barred[node_id])))
+        return outgoing
+
     def accept(
         self, replies: Iterable[Message], unpack: Callable[[RecordDict], T], *, at_least: int = 0
     ) -> list[Answer[T]]:
@@ -200,7 +224,8 @@ class Exchange:
         replies : iterable of Message
             In any order, errors included.
         unpack : callable
-            Turns a reply's content into a value or raises `BadReplyError`.
+            Turns a reply's content into a value or raises `BadReplyError`. Whatever else it
+            raises leaves the node out just the same.
         at_least : int
             How many usable replies are needed.
 
@@ -216,24 +241,58 @@ class Exchange:
         answers: list[Answer[T]] = []
         for reply in sorted(replies, key=lambda r: self.roster.position(r.metadata.src_node_id)):
             node_id = reply.metadata.src_node_id
-            name = self.roster.name(node_id)
             if reply.has_error():
                 self._fail(node_id, _explained(reply.error.reason or f"error {reply.error.code}"))
                 continue
             try:
                 if wire.is_masked(reply.content):
                     raise BadReplyError(_NO_SECAGG)
-                value = unpack(reply.content)
+                value = self._capped(unpack(reply.content))
             except BadReplyError as error:
-                self._fail(node_id, str(error))
-                if self.inbox and node_id in self._keys:
-                    self.inbox.drop_reply(self._keys[node_id], name)
-                continue
-            answers.append(Answer(name, self._capped(value)))
-            self._answered.append(node_id)
+                self._refuse(node_id, str(error))
+            except Exception as error:
+                # No reply ends a run, whatever it does to our own code.
+                self._refuse(node_id, f"the reply cannot be used: {describe_fault(error)}")
+            else:
+                answers.append(Answer(self.roster.name(node_id), value))
+                self._answered.append(node_id)
+        return self._enough(answers, at_least)
+
+    def without(
+        self, answers: Iterable[Answer[T]], reasons: Mapping[str, str], *, at_least: int = 0
+    ) -> list[Answer[T]]:
+        """Return the answers but those that cannot stand beside the others.
+
+        Parameters
+        ----------
+        answers : iterable of Answer
+            What `accept` returned.
+        reasons : mapping from str to str
+            By node, why its answer is left out.
+        at_least : int
+            How many must be left.
+
+        Raises
+        ------
+        RoundFailedError
+            If fewer are left.
+        """
+        for node_id in dict.fromkeys(self._answered):
+            if self.roster.name(node_id) in reasons:
+                self._answered = [each for each in self._answered if each != node_id]
+                self._refuse(node_id, reasons[self.roster.name(node_id)])
+        return self._enough([a for a in answers if a.node not in reasons], at_least)
+
+    def _enough(self, answers: list[Answer[T]], at_least: int) -> list[Answer[T]]:
         if len(answers) < at_least:
             raise RoundFailedError(self._too_few(len(answers), at_least), answers, self.failures)
         return answers
+
+    def _refuse(self, node_id: int, reason: str) -> None:
+        """Leave a node out, and forget its reply, so that a resumed run asks it again."""
+        self._fail(node_id, reason)
+        if self.inbox and node_id in self._keys:
+            self.inbox.drop_reply(self._keys[node_id], self.roster.name(node_id))
 
     def _learn(self, reply: Message) -> None:
         self.roster.learn(reply.metadata.src_node_id, wire.unpack_name(reply.content))
@@ -261,7 +320,7 @@ class Exchange:
         return capped
 
     def _fail(self, node_id: int, reason: str) -> None:
-        reason = _readable(reason)
+        reason = readable(reason)
         self._failed.append((node_id, reason))
         self._warn("left_out", node=self.roster.name(node_id), reason=reason)
 
@@ -319,10 +378,3 @@ def _repeated(message: Message) -> Message:
 def _explained(reason: str) -> str:
     """Say what an error of Flower's own means, where its words do not."""
     return f"{reason}: {_NO_SECAGG}" if wire.SECAGG_CONFIGS in reason else reason
-
-
-def _readable(text: str) -> str:
-    """Return what a node wrote as text that a log can take: cut, and without control characters."""
-    cut = text[:_MAX_REASON_CHARACTERS]
-    cut = "".join(c if c.isprintable() or c == "\n" else "?" for c in cut)
-    return cut + (f" … ({len(text):,} characters)" if len(text) > len(cut) else "")

@@ -211,8 +211,8 @@ class Gems(RoundLoop):
         start = state.arrays
         if server_round > self._first_round and self.initialise is not None:
             start = self.initialise(server_round)
-        self._collect(server_round, grid, start, layer, train_config)
-        usable, notes = self._screened(self._usable_spaces())
+        received = self._collect(server_round, grid, start, layer, train_config)
+        usable, notes = self._screened(self._usable_spaces(received))
         found, spaces, convicted = self._audited(
             usable,
             lambda candidate, step: self._scores(
@@ -229,6 +229,8 @@ class Gems(RoundLoop):
         details |= left_out_details(found, spaces, notes, convicted)
         if self.robust:
             details |= unchecked_details(self._unchecked)
+        # Only now: a round that fails leaves everything as it was.
+        self._keep(received, afresh=server_round == self._first_round)
         return RoundOutcome(arrays=arrays, details=details, memory=state.memory)
 
     def _aggregate(self, spaces: Spaces) -> Aggregate:
@@ -303,8 +305,8 @@ class Gems(RoundLoop):
         arrays: Arrays,
         layer: OutputLayer,
         config: ConfigRecord,
-    ) -> None:
-        """Ask the nodes for their spaces and add what is usable to what was received."""
+    ) -> dict[str, wire.NodeSpace]:
+        """Ask the nodes for their spaces; return what is usable with what was received before."""
         nodes = self.choose_nodes(server_round, grid, self.fraction_train, wire.TRAIN)
         record = wire.to_record(arrays)
         messages = self.messages(server_round, nodes, wire.TRAIN, record, config)
@@ -313,37 +315,40 @@ class Gems(RoundLoop):
             wire.freeze_below(message.content, _layers_below(arrays))
         unpack = partial(wire.unpack_space_reply, request=self.request(), layer=layer)
         answers = self.accept(self.collect(messages), unpack, at_least=self.min_nodes)
-        first = server_round == self._first_round
-        if first:
-            self._received = {}
-        elif not self._received:
+        received: dict[str, wire.NodeSpace] = {}
+        if server_round > self._first_round:
             # A resumed run: what earlier rounds received lies in the folder.
-            self._received = dict(self._spaces.load())
+            received = dict(self._received or self._spaces.load())
         for answer in answers:
-            self._received[answer.node] = _joined(self._received.get(answer.node), answer.value)
-        kept = {} if self.sums else {a.node: without_curve(self._received[a.node]) for a in answers}
+            received[answer.node] = _joined(received.get(answer.node), answer.value)
+        return received
+
+    def _keep(self, received: dict[str, wire.NodeSpace], *, afresh: bool) -> None:
+        """Remember what was received, and put it into the folder."""
+        self._received = received
+        kept = {} if self.sums else {n: without_curve(space) for n, space in received.items()}
         try:
-            if first:
+            if afresh:
                 self._spaces.clear()
             self._spaces.save(kept)
         except DiskError as error:
             if self.on_empty == "retrain":
                 raise  # a resumed run would go on without them
-            log_warning("spaces_not_kept", round=server_round, reason=error)
+            log_warning("spaces_not_kept", reason=error)
 
-    def _usable_spaces(self) -> dict[str, Space | CurvedSpace]:
+    def _usable_spaces(
+        self, received: Mapping[str, wire.NodeSpace]
+    ) -> dict[str, Space | CurvedSpace]:
         most = float("inf") if self.max_examples is None else self.max_examples
         if not self.sums:
-            spaces = {k: s for k, s in self._received.items() if not isinstance(s, ClassSums)}
+            spaces = {k: s for k, s in received.items() if not isinstance(s, ClassSums)}
             return {
                 k: s.with_samples_at_most(most) if isinstance(s, ClassMomentCone) else s
                 for k, s in spaces.items()
             }
         # Nothing but the total is looked at, and each node's samples where those are capped.
         parts = [
-            s.with_samples_at_most(most)
-            for s in self._received.values()
-            if isinstance(s, ClassSums)
+            s.with_samples_at_most(most) for s in received.values() if isinstance(s, ClassSums)
         ]
         total = sum(parts[1:], parts[0])
         return {"all nodes": cone_from_sums(total, min_count=self.min_count or MIN_COUNT)}

@@ -33,11 +33,19 @@ from gems_flwr.construct import NeuronRequest, SpaceRequest
 from gems_flwr.networks import (
     LayerReader,
     WeightLayer,
+    neuron_rows,
     outgoing_rows,
     replace_layer,
     weight_layers,
 )
-from gems_flwr.neurons import Budget, MergedLayer, MergeMethod, merge_neurons, screen_neurons
+from gems_flwr.neurons import (
+    Budget,
+    MergedLayer,
+    MergeMethod,
+    merge_neurons,
+    oversized_layers,
+    screen_neurons,
+)
 from gems_flwr.runtime.seeding import derive_seed
 from gems_flwr.spaces import NeuronBalls
 from gems_flwr.strategies.gems import Gems
@@ -256,7 +264,11 @@ class LayerwiseGems(TunesOnPublicData):
         messages = self.messages(server_round, nodes, wire.TRAIN, wire.to_record(arrays), config)
         for message in messages:
             wire.ask_for_neurons(message.content, request)
-        outgoing = outgoing_rows(arrays, layer, above).shape[1] if self.outgoing else 0
+        sent = neuron_rows(arrays, layer)
+        outgoing = 0
+        if self.outgoing:
+            sent = np.column_stack([sent, outgoing_rows(arrays, layer, above)])
+            outgoing = sent.shape[1] - layer.dimension
         unpack = partial(
             wire.unpack_neurons_reply,
             request=request,
@@ -265,8 +277,11 @@ class LayerwiseGems(TunesOnPublicData):
             outgoing=outgoing,
             server_round=server_round,
         )
-        answers = self.accept(self.collect(messages), unpack, at_least=self.min_nodes)
-        return {answer.node: answer.value for answer in answers}
+        answers = self.accept(self.collect(messages), unpack)
+        oversized = oversized_layers([answer.value for answer in answers], sent)
+        reasons = {answers[position].node: reason for position, reason in oversized.items()}
+        usable = self._exchange.without(answers, reasons, at_least=self.min_nodes)
+        return {answer.node: answer.value for answer in usable}
 
     # --- the output layer ---------------------------------------------------------------------
 

@@ -77,6 +77,7 @@ class LocalLearners(AveragesModels):
         if self.period < 1:
             raise ValueError(f"the number of rounds between checks must be >= 1, got {self.period}")
         self._last_round = 0
+        self.run_name = ""
 
     # --- what a protocol decides ----------------------------------------------------------------
 
@@ -108,8 +109,10 @@ class LocalLearners(AveragesModels):
         return True
 
     def prepare(self, initial: Arrays, num_rounds: int) -> None:
-        """Note which round is the last."""
+        """Note which round is the last, and give the run a name."""
         self._last_round = num_rounds
+        # What nodes keep from another run does not count; a round played again is the same run.
+        self.run_name = secrets.token_hex(4)
 
     def rename_nodes(self, state: ServerState, names: Mapping[str, str]) -> ServerState:
         """Let nodes keep their models and their losses under new names."""
@@ -167,9 +170,8 @@ class Turn:
         self.arrays = state.arrays
         self.before = self.tally = Tally.from_details(state.details)
         self.outvoted = Outvoted.from_details(state.details)
-        # A name for the run, so that what nodes keep from another one does not count.
         self.ledger = Ledger.from_memory(state.memory) or Ledger(
-            secrets.token_hex(4), Coordinator(state.arrays)
+            strategy.run_name, Coordinator(state.arrays)
         )
         nodes = strategy.choose_nodes(server_round, grid, 1.0, wire.TRAIN)
         self.ids = {strategy._roster.name(node): node for node in nodes}
@@ -332,15 +334,23 @@ class Turn:
             must_send=bool(step.startswith("query")),
         )
         answers = strategy.accept(collected, unpack, at_least=at_least)
-        replies = {answer.node: answer.value for answer in answers}
-        ledger = self._learn_names(ledger)
+        if not step:
+            ledger = self._learn_names(ledger)
+        # Once a round is under way a node goes by the name that it has, whatever it tells now.
+        names = {strategy._roster.name(node): name for name, node in self.ids.items()}
+        replies = {names[answer.node]: answer.value for answer in answers}
         there = [name for name, reply in replies.items() if not reply.needs_model]
         self.ledger = ledger.acknowledge(there)
         # Whoever answered what cannot be used begins anew; whoever did not answer need not.
         spoke = {
-            strategy._roster.name(m.metadata.src_node_id) for m in collected if m.has_content()
+            names[strategy._roster.name(m.metadata.src_node_id)]
+            for m in collected
+            if m.has_content()
         }
-        self.ledger = self.ledger.forget(spoke - set(replies))
+        strangers = spoke - set(replies)
+        self.ledger = self.ledger.forget(strangers)
+        # And it is out of this round, whatever it had reported before.
+        self.replies = {n: r for n, r in self.replies.items() if n not in strangers}
         models = sum(reply.arrays is not None for reply in replies.values())
         self.tally = self.tally.plus(models_up=models)
         return replies

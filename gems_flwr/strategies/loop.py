@@ -26,7 +26,8 @@ from gems_flwr.averaging import Arrays, mean_metrics
 from gems_flwr.errors import BadReplyError
 from gems_flwr.runtime.metered_grid import MeteredGrid
 from gems_flwr.runtime.seeding import generator
-from gems_flwr.strategies.events import log_event
+from gems_flwr.strategies.blame import play_despite_replies
+from gems_flwr.strategies.events import log_event, without_clashes
 from gems_flwr.strategies.exchange import Answer, Exchange
 from gems_flwr.strategies.journal import Journal
 from gems_flwr.strategies.records import RoundOutcome, RoundRecord, RunResult, ServerState
@@ -216,7 +217,7 @@ class RoundLoop(LoopSettings, Strategy):
 
     def collect(self, messages: Iterable[Message]) -> list[Message]:
         """Send messages and return the replies of the round under way; see `Exchange`."""
-        return self._exchange.collect(messages)
+        return self._exchange.collect(self._exchange.unbarred(messages))
 
     def accept(
         self, replies: Iterable[Message], unpack: Callable[[RecordDict], T], *, at_least: int = 0
@@ -298,7 +299,7 @@ class RoundLoop(LoopSettings, Strategy):
             number, started = state.round + 1, time.perf_counter()
             if names := self._roster.settle(grid):
                 state = self.rename_nodes(state, names)
-            self._exchange = Exchange(
+            exchange = Exchange(
                 server_round=number,
                 roster=self._roster,
                 grid=grid,
@@ -309,13 +310,8 @@ class RoundLoop(LoopSettings, Strategy):
                 max_reply_bytes=self.max_reply_bytes,
                 max_examples=self.max_examples,
             )
-            outcome = self.play_round(
-                number,
-                state,
-                grid,
-                train_config or ConfigRecord(),
-                evaluate_config or ConfigRecord(),
-            )
+            configs = (train_config or ConfigRecord(), evaluate_config or ConfigRecord())
+            outcome = self._play(exchange, state, grid, *configs)
             record = RoundRecord(
                 round=number,
                 seconds=time.perf_counter() - started,
@@ -342,6 +338,25 @@ class RoundLoop(LoopSettings, Strategy):
         for callback in self.callbacks:
             callback.on_end(result)
         return result
+
+    def _play(
+        self,
+        exchange: Exchange,
+        state: ServerState,
+        grid: Grid,
+        train_config: ConfigRecord,
+        evaluate_config: ConfigRecord,
+    ) -> RoundOutcome:
+        """Play one round, without those whose replies make it fail."""
+
+        def play(barred: Mapping[int, str]) -> RoundOutcome:
+            self._exchange = dataclasses.replace(exchange, barred=barred)
+            number = exchange.server_round
+            return self.play_round(number, state, grid, train_config, evaluate_config)
+
+        if exchange.inbox is None:
+            return play({})  # to play it again everybody would have to train again
+        return play_despite_replies(play, lambda: self._exchange)
 
     def _open_journal(self, initial_arrays: ArrayRecord) -> Journal | None:
         if self.checkpoint_dir is None:
@@ -401,15 +416,15 @@ class RoundLoop(LoopSettings, Strategy):
 
 def _logged(record: RoundRecord) -> dict[str, object]:
     metrics = record.server_metrics or record.evaluate_metrics or record.train_metrics
-    return {
+    fields = {
         "round": record.round,
         "asked": len(record.nodes_asked),
         "answered": len(record.nodes_answered),
         "bytes_up": record.traffic.bytes_up,
         "bytes_down": record.traffic.bytes_down,
         "seconds": record.seconds,
-        **metrics,
     }
+    return without_clashes(fields, metrics)
 
 
 def _mean_of(answers: Sequence[Answer[Any]]) -> MetricRecord:

@@ -36,6 +36,7 @@ Decided where the slides are silent:
 from __future__ import annotations
 
 import dataclasses
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -44,6 +45,7 @@ import numpy as np
 from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
+from gems_flwr.averaging import Arrays
 from gems_flwr.strategies.loop import RoundLoop
 from gems_flwr.strategies.multi_model_book import Book
 from gems_flwr.strategies.multi_model_turn import MultiModelTurn
@@ -78,6 +80,7 @@ class MultiModel(RoundLoop):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.run_name = ""
         if self.sampling not in get_args(Sampling):
             raise ValueError(
                 f"sampling must be one of {list(get_args(Sampling))}, got '{self.sampling}'"
@@ -94,9 +97,13 @@ class MultiModel(RoundLoop):
                 f"(evaluate_fn), got {self.fraction_evaluate}"
             )
 
+    def prepare(self, initial: Arrays, num_rounds: int) -> None:
+        """Give the run a name: what nodes keep from another one does not count."""
+        self.run_name = secrets.token_hex(4)
+
     def rename_nodes(self, state: ServerState, names: Mapping[str, str]) -> ServerState:
         """Let nodes keep what the book has of them under new names."""
-        memory = Book.from_memory(state.memory).renamed(names).to_memory()
+        memory = Book.from_memory(state.memory, self.run_name).renamed(names).to_memory()
         return dataclasses.replace(state, memory=memory)
 
     def play_round(

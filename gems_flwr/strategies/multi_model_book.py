@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -53,7 +52,7 @@ class Book:
         By model: SCAFFOLD's c.
     """
 
-    run: str = field(default_factory=lambda: secrets.token_hex(4))
+    run: str
     holdings: dict[str, wire.Holdings] = field(default_factory=dict)
     versions: dict[str, int] = field(default_factory=dict)
     kept: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -139,10 +138,10 @@ class Book:
         return {_NOTES: text, **old, **controls}
 
     @classmethod
-    def from_memory(cls, memory: Arrays) -> Book:
-        """Return the account that `to_memory` wrote; a new one if there is none."""
+    def from_memory(cls, memory: Arrays, run: str) -> Book:
+        """Return the account that `to_memory` wrote; a new one, of this run, if there is none."""
         if _NOTES not in memory:
-            return cls()
+            return cls(run)
         notes = json.loads(memory[_NOTES].tobytes())
         holdings = notes.pop("holdings")
         book = cls(**notes, holdings={n: wire.Holdings(*h) for n, h in holdings.items()})

@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 
 from gems_flwr import wire
 from gems_flwr.averaging import Arrays
-from gems_flwr.strategies.events import log_warning
+from gems_flwr.strategies.events import log_warning, readable
 from gems_flwr.strategies.loop import RoundLoop
 from gems_flwr.strategies.multi_model_book import Book
 
@@ -132,13 +132,13 @@ class Post:
         messages = strategy.messages(
             self._round, [ids[n] for n in wanted], wire.TRAIN, None, self._config, step=step
         )
-        requests = {}
+        requests: dict[int, wire.ModelsRequest] = {}
         for (node, models), message in zip(wanted.items(), messages, strict=True):
             versions = {model: book.versions[model] for model in models}
             kept = book.kept.get(node, {})
             lacks = [m for m in models if action != "send" and kept.get(m) != versions[m]]
             settled = book.settled.get(node, {})
-            requests[node] = wire.ModelsRequest(
+            request = wire.ModelsRequest(
                 run=book.run,
                 action=action,
                 versions=versions,
@@ -146,16 +146,21 @@ class Post:
                 settled={m: settled[m] for m in models if m in settled},
                 keep=self._keeps,
             )
+            requests[message.metadata.dst_node_id] = request
             wire.ask_for_models(
                 message.content,
-                requests[node],
+                request,
                 {model: self._records[model] for model in lacks},
                 {m: self._control(m) for m in models} if self._scaffold else None,
             )
-        return self._accept(strategy.collect(messages), requests)
+        names = {ids[node]: node for node in wanted}
+        return self._accept(strategy.collect(messages), requests, names)
 
     def _accept(
-        self, replies: Sequence[Message], requests: Mapping[str, wire.ModelsRequest]
+        self,
+        replies: Sequence[Message],
+        requests: Mapping[int, wire.ModelsRequest],
+        names: Mapping[int, str],
     ) -> tuple[Parts, dict[str, list[str]]]:
         strategy, book = self._strategy, self._book
         parts: Parts = {}
@@ -163,8 +168,9 @@ class Post:
         # One by one, since what a reply must hold depends on whose it is.
         position = strategy._roster.position
         for reply in sorted(replies, key=lambda r: position(r.metadata.src_node_id)):
-            node = strategy._roster.name(reply.metadata.src_node_id)
-            request = requests[node]
+            sender = reply.metadata.src_node_id
+            # In this round it goes by the name that it began with, whatever it tells now.
+            node, request = names[sender], requests[sender]
             answers = strategy.accept(
                 [reply],
                 lambda content, request=request: wire.unpack_models_reply(  # type: ignore[misc]
@@ -179,8 +185,8 @@ class Post:
             for model in value.parts:
                 if request.keep:
                     book.kept.setdefault(node, {})[model] = request.versions[model]
-            for model, reason in value.failed.items():
-                self.faults[node, model] = reason
+            for model, said in value.failed.items():
+                self.faults[node, model] = reason = readable(said)
                 log_warning("left_out", round=self._round, node=node, model=model, reason=reason)
             if value.needs:
                 needs[node] = list(value.needs)

@@ -21,6 +21,7 @@ from gems_flwr.averaging import (
     stepped,
     update_of,
 )
+from gems_flwr.bounds import MAX_GRADIENT, MAX_STEP
 from gems_flwr.errors import MultiModelError
 from gems_flwr.runtime.seeding import generator
 from gems_flwr.sampling import (
@@ -60,7 +61,7 @@ class MultiModelTurn:
         self.strategy, self.round = strategy, server_round
         self.models = split_models(state.arrays)
         self.joined = set(split_members(state.arrays)) != {""}
-        self.book = Book.from_memory(state.memory)
+        self.book = Book.from_memory(state.memory, strategy.run_name)
         for name in self.models:
             self.book.versions.setdefault(name, 0)
         self.ids = {
@@ -195,8 +196,15 @@ class MultiModelTurn:
             self.ids, self._everything(), "train", "norms", _REPORTS[self.strategy.sampling]
         )
         for node, by_model in parts.items():
-            for model, part in by_model.items():
-                self.betas[model][node] = part.beta or 0.0
+            for model, part in list(by_model.items()):
+                beta, old = part.beta or 0.0, self.book.old.get(model, {}).get(node)
+                if old is not None and abs(beta) * float(np.abs(old).max(initial=0)) > MAX_STEP:
+                    # What it would have us subtract of its old update is more than any update.
+                    reason = f"beta {beta:.4g} takes its old update above {MAX_STEP:g}"
+                    self.post.faults[node, model] = reason
+                    del by_model[model]
+                    continue
+                self.betas[model][node] = beta
         return np.where(self.available, self.shares * self._numbers(parts, "norm"), 0.0)
 
     def _everything(self) -> dict[str, list[str]]:
@@ -266,7 +274,7 @@ class MultiModelTurn:
             for node in trained:
                 change = self.delivered[node][model].control
                 assert change is not None
-                changes[node] = change
+                changes[node] = np.clip(change, -MAX_GRADIENT, MAX_GRADIENT)
             control = book.control(model, self.models[model])
             book.controls[model] = moved_control(control, changes, self._shares_of(column))
 

@@ -7,7 +7,8 @@ built to share (see `task_client_app`), which is for simulations.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -19,7 +20,10 @@ from numpy.typing import NDArray
 
 from gems_flwr import wire
 from gems_flwr.averaging import Arrays
+from gems_flwr.bounds import MAX_CLASSES
 from gems_flwr.runtime.seeding import derive_seed
+from gems_flwr.spaces import find_output_layer
+from gems_flwr.strategies.exchange import Answer
 from gems_flwr.strategies.loop import RoundLoop
 from gems_flwr.strategies.records import RoundOutcome, ServerState
 
@@ -58,9 +62,13 @@ class Pooled(RoundLoop):
         questions = self.messages(server_round, nodes, wire.SHARE_EXAMPLES, None, train_config)
         answers = self.accept(
             self.collect(questions),
-            partial(wire.unpack_examples_reply, input_shape=self.input_shape),
-            at_least=self.min_nodes,
+            partial(
+                wire.unpack_examples_reply,
+                input_shape=self.input_shape,
+                classes=_classes_of(state.arrays),
+            ),
         )
+        answers = self._exchange.without(answers, _of_other_types(answers), at_least=self.min_nodes)
         features = np.concatenate([answer.value.features for answer in answers])
         labels = np.concatenate([answer.value.labels for answer in answers])
         seed = derive_seed(self.seed, "pooled")
@@ -68,3 +76,24 @@ class Pooled(RoundLoop):
             arrays=self.fit(state.arrays, features, labels, seed),
             details={"pooled_examples": len(labels)},
         )
+
+
+def _classes_of(arrays: Arrays) -> int:
+    """Return how many classes a model tells apart, where its arrays show that."""
+    try:
+        return find_output_layer(arrays).num_classes
+    except ValueError:
+        return MAX_CLASSES
+
+
+def _of_other_types(answers: Sequence[Answer[wire.ExamplesReply]]) -> dict[str, str]:
+    """Return who stores inputs as another type than most, where one array would change all."""
+    types = Counter(answer.value.features.dtype for answer in answers)
+    if not types:
+        return {}
+    usual = types.most_common(1)[0][0]
+    return {
+        answer.node: f"features are {answer.value.features.dtype}, those of most nodes {usual}"
+        for answer in answers
+        if answer.value.features.dtype != usual
+    }

@@ -25,6 +25,7 @@ from gems_flwr.averaging import Arrays
 from gems_flwr.networks import LayerReader, resize_model
 from gems_flwr.runtime.seeding import derive_seed
 from gems_flwr.spaces import flatten_linear
+from gems_flwr.strategies.events import log_warning
 from gems_flwr.strategies.loop import RoundLoop
 from gems_flwr.strategies.records import RoundOutcome, ServerState
 from gems_flwr.tuning import fine_tune_linear, fine_tune_network
@@ -145,14 +146,19 @@ class TunesOnPublicData(RoundLoop):
         return dataclasses.replace(outcome, details={**outcome.details, "tuned_on": self.tune})
 
     def tuned(self, arrays: Arrays) -> Arrays:
-        """Return a model after fine-tuning; as it was, if there is none."""
+        """Return a model after fine-tuning; as it was, if there is none, or it diverges."""
         if not self.tune:
             return arrays
         assert self.build_model is not None
         tune_layers = tune_network if self.tune_layers == "all" else tune_last_layer
-        return tune_layers(
+        tuned = tune_layers(
             arrays, self.build_model(), self.public_sample(), rate=self.tune_rate, seed=self.seed
         )
+        # A node may send weights that are finite and from which no training leads anywhere.
+        if all(np.isfinite(array).all() for array in tuned.values()):
+            return tuned
+        log_warning("tuning_diverged", reason="the model stays as it was before fine-tuning")
+        return arrays
 
     def public_sample(self) -> tuple[Tensor, Tensor]:
         """Return the samples to tune on."""

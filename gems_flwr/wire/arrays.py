@@ -11,13 +11,8 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from gems_flwr.averaging import Arrays
+from gems_flwr.bounds import MAX_NPY_HEADER_BYTES, MAX_STEP, MAX_VALUE
 from gems_flwr.errors import BadReplyError
-
-# numpy's .npy header is at most a few hundred bytes for the arrays that we accept.
-_NPY_HEADER_BYTES = 4096
-# Squares of it stay finite in double precision, and means in single: no reply that passes can
-# make an aggregate infinite.
-_MAX_VALUE = 1e30
 
 
 def to_numpy(record: ArrayRecord) -> dict[str, NDArray]:
@@ -38,7 +33,7 @@ def checked_array(
 ) -> NDArray:
     """Return the numpy array if it is what it claims to be, what was asked for, and finite."""
     if shape is not None and dtype is not None:
-        limit = math.prod(shape) * dtype.itemsize + _NPY_HEADER_BYTES
+        limit = math.prod(shape) * dtype.itemsize + MAX_NPY_HEADER_BYTES
         if len(array.data) > limit:
             raise BadReplyError(f"array '{key}' has {len(array.data)} bytes, expected <= {limit}")
     try:
@@ -54,9 +49,22 @@ def checked_array(
         raise BadReplyError(f"array '{key}' has dtype {value.dtype}, expected numbers")
     if value.dtype.kind == "f" and not np.isfinite(value).all():
         raise BadReplyError(f"array '{key}' holds NaN or infinity")
-    if value.dtype.kind == "f" and value.size and float(np.abs(value).max()) > _MAX_VALUE:
-        raise BadReplyError(f"array '{key}' holds values above {_MAX_VALUE:g}")
+    if largest(value) > MAX_VALUE:
+        raise BadReplyError(f"array '{key}' holds values above {MAX_VALUE:g}")
     return value
+
+
+def checked_step(value: NDArray, sent: NDArray, key: str) -> NDArray:
+    """Return a trained array if it is not absurdly far from the one that training began with."""
+    # Only what is large itself can be far, unless the model that was sent is absurd already.
+    if largest(value) > MAX_STEP and largest(value.astype(np.float64) - sent) > MAX_STEP:
+        raise BadReplyError(f"array '{key}' is more than {MAX_STEP:g} from what was sent")
+    return value
+
+
+def largest(value: NDArray) -> float:
+    """Return the largest absolute value of floating-point numbers; 0 for others, or for none."""
+    return float(np.abs(value).max(initial=0)) if value.dtype.kind == "f" else 0.0
 
 
 def _check_header(data: bytes) -> None:

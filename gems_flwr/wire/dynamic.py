@@ -19,7 +19,6 @@ number, and a request names the numbers of the model and of the reference that t
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Literal, get_args
@@ -27,11 +26,14 @@ from typing import Literal, get_args
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from gems_flwr.averaging import Arrays
+from gems_flwr.bounds import MAX_EXAMPLES
 from gems_flwr.errors import BadReplyError
 from gems_flwr.wire.keys import (
     ARRAYS,
     AVERAGING,
+    BATCHES,
     CONFIG,
+    CORRECT_SHARE_SUM,
     METRICS,
     NEEDS_MODEL,
     REFERENCE,
@@ -212,6 +214,21 @@ def unpack_averaging_reply(
     distance = metrics.pop(SQUARED_DISTANCE, None)
     if measured and distance is None:
         raise BadReplyError(f"metric '{SQUARED_DISTANCE}' is missing or not a single number")
-    if distance is not None and not (math.isfinite(distance) and distance >= 0):
+    if distance is not None and distance < 0:
         raise BadReplyError(f"metric '{SQUARED_DISTANCE}' is {distance}, expected at least 0")
+    _check_sums(metrics)
     return AveragingReply(False, reply.num_examples, distance, arrays, metrics)
+
+
+def _check_sums(metrics: Mapping[str, float]) -> None:
+    """Refuse counts that are none: what is summed over the nodes is divided by them."""
+    batches = metrics.get(BATCHES, 1)
+    if not (batches == 0 or 1 <= batches <= MAX_EXAMPLES):
+        raise BadReplyError(
+            f"metric '{BATCHES}' is {batches}, expected 0, or 1 to {MAX_EXAMPLES:g}"
+        )
+    right = metrics.get(CORRECT_SHARE_SUM, 0)
+    if not 0 <= right <= MAX_EXAMPLES:
+        raise BadReplyError(
+            f"metric '{CORRECT_SHARE_SUM}' is {right}, expected 0 to {MAX_EXAMPLES:g}"
+        )

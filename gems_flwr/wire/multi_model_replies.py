@@ -11,7 +11,9 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from gems_flwr.averaging import Arrays, flat
+from gems_flwr.bounds import MAX_CAPACITY, MAX_EXAMPLES, MAX_NOTE_CHARACTERS
 from gems_flwr.errors import BadReplyError
+from gems_flwr.spaces.errors import shown
 from gems_flwr.wire.arrays import checked_array
 from gems_flwr.wire.keys import (
     ARRAYS,
@@ -29,10 +31,7 @@ from gems_flwr.wire.keys import (
 )
 from gems_flwr.wire.multi_model import ModelsRequest, vector_of, vector_record
 from gems_flwr.wire.replies import pack_name, unpack_metrics_reply, unpack_model_reply
-
-# Far more examples, or text, than any node has or needs.
-_MOST_EXAMPLES = 2**53
-_MOST_CHARACTERS = 1_000_000
+from gems_flwr.wire.texts import read_json
 
 
 @dataclass(frozen=True)
@@ -111,12 +110,18 @@ def unpack_holdings(content: RecordDict, models: Mapping[str, Any]) -> Holdings:
             f"expected a ConfigRecord '{MULTI_MODEL}' with the node's examples; does its "
             "ClientApp have multi_model_mod?"
         )
-    examples, capacity = _parsed(note.get(JSON)), note.get(CAPACITY)
+    examples, capacity = read_json(note.get(JSON), MULTI_MODEL), note.get(CAPACITY)
     for model, count in examples.items():
-        if not _is_count(count) or count > _MOST_EXAMPLES:
-            raise BadReplyError(f"examples of model '{model}' are {count!r}, expected a count")
-    if not _is_count(capacity):
-        raise BadReplyError(f"'{CAPACITY}' is {capacity!r}, expected a whole number from 0 up")
+        if not _is_count(count, MAX_EXAMPLES):
+            raise BadReplyError(
+                f"examples of model '{model}' are {shown(count)}, expected a count of at most "
+                f"{MAX_EXAMPLES:g}"
+            )
+    if not _is_count(capacity, MAX_CAPACITY):
+        raise BadReplyError(
+            f"'{CAPACITY}' is {shown(capacity)}, expected a whole number from 0 up to "
+            f"{MAX_CAPACITY:,}"
+        )
     assert isinstance(capacity, int)
     return Holdings({m: examples[m] for m in models if examples.get(m)}, capacity)
 
@@ -181,7 +186,7 @@ def unpack_models_reply(
         Names the model and the key at fault, what was expected and what came.
     """
     note = content.get(MULTI_MODEL)
-    told = _parsed(note.get(JSON)) if isinstance(note, ConfigRecord) else {}
+    told = read_json(note.get(JSON), MULTI_MODEL) if isinstance(note, ConfigRecord) else {}
     needs, failed = told.get("needs", []), told.get("failed", {})
     if not isinstance(needs, list) or not isinstance(failed, dict):
         raise BadReplyError(f"'{MULTI_MODEL}' must have a list 'needs' and an object 'failed'")
@@ -198,7 +203,7 @@ def unpack_models_reply(
     return ModelsReply(
         parts,
         tuple(name for name in asked if name in map(str, needs)),
-        {name: str(failed[name])[:500] for name in asked if name in failed},
+        {name: str(failed[name])[:MAX_NOTE_CHARACTERS] for name in asked if name in failed},
     )
 
 
@@ -249,17 +254,5 @@ def _unpack_part(
     )
 
 
-def _parsed(text: object) -> dict[str, Any]:
-    if not isinstance(text, str) or len(text) > _MOST_CHARACTERS:
-        raise BadReplyError(f"'{MULTI_MODEL}' must have a JSON text of reasonable length")
-    try:
-        value = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise BadReplyError(f"'{MULTI_MODEL}' holds no JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise BadReplyError(f"'{MULTI_MODEL}' must hold a JSON object, got {repr(value)[:80]}")
-    return value
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+def _is_count(value: object, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most

@@ -15,6 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from gems_flwr.construct import NeuronRequest
 from gems_flwr.errors import BadReplyError
 from gems_flwr.spaces import NeuronBalls, SpaceError
+from gems_flwr.spaces.errors import shown
 from gems_flwr.wire.arrays import checked_array
 from gems_flwr.wire.keys import (
     CONFIG,
@@ -27,7 +28,7 @@ from gems_flwr.wire.keys import (
     SPACE_META,
 )
 from gems_flwr.wire.replies import instruction_config, pack_name
-from gems_flwr.wire.spaces import read_meta
+from gems_flwr.wire.texts import read_json
 
 
 def ask_for_neurons(content: RecordDict, request: NeuronRequest) -> None:
@@ -98,10 +99,10 @@ def unpack_neurons_reply(
     if not isinstance(text, ConfigRecord):
         raise BadReplyError(f"expected a ConfigRecord '{SPACE_META}'")
     try:
-        meta = read_meta(text.get(JSON))
+        meta = read_json(text.get(JSON), SPACE_META)
         for key, wanted in {SERVER_ROUND: server_round, LAYER: request.layer}.items():
             if meta.get(key) != wanted:
-                raise SpaceError(key, str(wanted), meta.get(key))
+                raise SpaceError(key, str(wanted), shown(meta.get(key)))
         array = checked_array(
             record[NEURONS], NEURONS, (width, dimension + 2), np.dtype(np.float32)
         )

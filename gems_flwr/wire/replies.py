@@ -10,8 +10,16 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from gems_flwr.averaging import Arrays
+from gems_flwr.bounds import (
+    MAX_CLASSES,
+    MAX_EXAMPLES,
+    MAX_METRIC,
+    MAX_NAME_CHARACTERS,
+    MIN_EXAMPLES,
+)
 from gems_flwr.errors import BadReplyError
-from gems_flwr.wire.arrays import checked_array
+from gems_flwr.spaces.errors import shown
+from gems_flwr.wire.arrays import checked_array, checked_step
 from gems_flwr.wire.keys import (
     ARRAYS,
     CONFIG,
@@ -26,11 +34,6 @@ from gems_flwr.wire.keys import (
     SECAGG_CONFIGS,
     SERVER_ROUND,
 )
-
-_MAX_NAME_LENGTH = 100
-# What no honest node reaches, and what sums over all rounds and nodes stay finite with.
-_MAX_EXAMPLES = 1e15
-_MAX_METRIC = 1e100
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,7 @@ def unpack_name(content: RecordDict) -> str | None:
     """Return the name that a node gave itself, or None where it gave none that is usable."""
     record = content.get(NODE)
     name = record.get(NAME) if isinstance(record, ConfigRecord) else None
-    if isinstance(name, str) and 0 < len(name) <= _MAX_NAME_LENGTH and name.isprintable():
+    if isinstance(name, str) and 0 < len(name) <= MAX_NAME_CHARACTERS and name.isprintable():
         return name
     return None
 
@@ -157,7 +160,9 @@ def unpack_model_reply(content: RecordDict, expected: Arrays) -> ModelReply:
         )
     # The sender's order of keys does not matter; ours does.
     arrays = {
-        key: checked_array(record[key], key, template.shape, template.dtype)
+        key: checked_step(
+            checked_array(record[key], key, template.shape, template.dtype), template, key
+        )
         for key, template in expected.items()
     }
     metrics = unpack_metrics_reply(content)
@@ -173,25 +178,28 @@ def unpack_metrics_reply(content: RecordDict) -> MetricsReply:
     for key, value in records[0].items():
         if isinstance(value, list):
             continue  # no strategy here averages lists; the node may keep them for itself
-        if not math.isfinite(value):
-            raise BadReplyError(f"metric '{key}' is {value}, expected a finite number")
-        if abs(value) > _MAX_METRIC:
-            raise BadReplyError(f"metric '{key}' is {value:g}, expected at most {_MAX_METRIC:g}")
+        # Compared before anything else: an integer of 400 digits has no float.
+        if not -MAX_METRIC <= value <= MAX_METRIC:
+            unlimited = isinstance(value, float) and not math.isfinite(value)
+            wanted = "a finite number" if unlimited else f"at most {MAX_METRIC:g}"
+            raise BadReplyError(f"metric '{key}' is {shown(value)}, expected {wanted}")
         metrics[key] = value
     num_examples = metrics.pop(NUM_EXAMPLES, None)
     if num_examples is None:
         raise BadReplyError(f"metric '{NUM_EXAMPLES}' is missing or not a single number")
-    if num_examples <= 0:
+    if num_examples < MIN_EXAMPLES:
         raise BadReplyError(f"metric '{NUM_EXAMPLES}' is {num_examples}, expected more than 0")
-    if num_examples > _MAX_EXAMPLES:
+    if num_examples > MAX_EXAMPLES:
         raise BadReplyError(
-            f"metric '{NUM_EXAMPLES}' is {num_examples:g}, expected at most {_MAX_EXAMPLES:g}"
+            f"metric '{NUM_EXAMPLES}' is {num_examples:g}, expected at most {MAX_EXAMPLES:g}"
         )
     return MetricsReply(num_examples, metrics)
 
 
-def unpack_examples_reply(content: RecordDict, input_shape: tuple[int, ...]) -> ExamplesReply:
-    """Validate shared raw data: rows of `input_shape` with one integer label each."""
+def unpack_examples_reply(
+    content: RecordDict, input_shape: tuple[int, ...], classes: int = MAX_CLASSES
+) -> ExamplesReply:
+    """Validate shared raw data: rows of `input_shape` with one label each, below `classes`."""
     record = content.get(EXAMPLES)
     if not isinstance(record, ArrayRecord) or record.keys() != {FEATURES, LABELS}:
         raise BadReplyError(
@@ -202,6 +210,10 @@ def unpack_examples_reply(content: RecordDict, input_shape: tuple[int, ...]) -> 
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise BadReplyError(
             f"labels must be one row of integers, got {labels.dtype} {labels.shape}"
+        )
+    if labels.size and not (labels.min() >= 0 and labels.max() < classes):
+        raise BadReplyError(
+            f"labels must be from 0 to {classes - 1}, got {labels.min()} to {labels.max()}"
         )
     if features.shape != (len(labels), *input_shape):
         raise BadReplyError(

@@ -8,14 +8,13 @@ ever to be added up.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
+from gems_flwr.bounds import MAX_EXAMPLES
 from gems_flwr.construct.moments import ClassSums
 from gems_flwr.construct.request import ScoreRequest, SpaceRequest
 from gems_flwr.errors import BadReplyError
@@ -32,6 +31,7 @@ from gems_flwr.spaces import (
     space_from_arrays,
     space_to_arrays,
 )
+from gems_flwr.spaces.errors import shown
 from gems_flwr.wire.arrays import checked_array
 from gems_flwr.wire.keys import (
     CLASS_SUMS,
@@ -47,9 +47,7 @@ from gems_flwr.wire.keys import (
     VERIFY,
 )
 from gems_flwr.wire.replies import pack_name
-
-# A space's description is some hundred characters; withheld classes can make it longer.
-_MAX_META_CHARACTERS = 1_000_000
+from gems_flwr.wire.texts import read_json
 
 NodeSpace = Space | CurvedSpace | ClassSums
 
@@ -121,7 +119,7 @@ def unpack_space_reply(content: RecordDict, request: SpaceRequest, layer: Output
     arrays = {key: checked_array(array, key) for key, array in record.items()}
     curve = arrays.pop(CURVE, None)
     try:
-        space = space_from_arrays(arrays, read_meta(text.get(JSON)))
+        space = space_from_arrays(arrays, read_json(text.get(JSON), SPACE_META))
         _check_fit(space, request, layer)
         if not request.curve:
             return space
@@ -142,26 +140,13 @@ def unpack_score_reply(content: RecordDict) -> float:
     record = content.get(METRICS)
     score = record.get(SCORE) if isinstance(record, MetricRecord) else None
     if not isinstance(score, int | float) or not 0 <= score <= 1:
-        raise BadReplyError(f"'{SCORE}' must be a number from 0 to 1, got {score}")
+        raise BadReplyError(f"'{SCORE}' must be a number from 0 to 1, got {shown(score)}")
     return float(score)
 
 
 def _config(content: RecordDict) -> ConfigRecord:
     record = content.get(CONFIG)
     return record if isinstance(record, ConfigRecord) else ConfigRecord()
-
-
-def read_meta(text: object) -> Mapping[str, Any]:
-    """Return the JSON object in a reply's description."""
-    if not isinstance(text, str) or len(text) > _MAX_META_CHARACTERS:
-        raise SpaceError(SPACE_META, "a JSON text of reasonable length", type(text).__name__)
-    try:
-        meta = json.loads(text)
-    except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError
-        raise SpaceError(SPACE_META, "JSON", error) from error
-    if not isinstance(meta, dict):
-        raise SpaceError(SPACE_META, "a JSON object", repr(meta)[:80])
-    return meta
 
 
 def _check_fit(space: Space, request: SpaceRequest, layer: OutputLayer) -> None:
@@ -181,6 +166,8 @@ def _check_fit(space: Space, request: SpaceRequest, layer: OutputLayer) -> None:
 
 def _check_moments(cone: ClassMomentCone, request: SpaceRequest) -> None:
     """Refuse moments of another form than asked for: they would weigh and cost more."""
+    if cone.total_count > MAX_EXAMPLES:
+        raise SpaceError("total_count", f"at most {MAX_EXAMPLES:g}", cone.total_count)
     forms = {"auto": (FullCovariance.form, LowRankCovariance.form), "full": (FullCovariance.form,)}
     allowed = forms.get(str(request.rank), (LowRankCovariance.form,))
     if cone.covariance.form not in allowed:
@@ -219,8 +206,11 @@ def _unpack_sums(content: RecordDict, layer: OutputLayer) -> ClassSums:
         checked_array(record[key], key, shape, single).astype(np.float64)
         for key, shape in shapes.items()
     )
-    if counts.min() < 0 or not math.isfinite(counts.sum()):
-        raise BadReplyError(f"'counts' must be at least 0, got {counts.min()}")
+    if counts.min() < 0 or counts.sum() > MAX_EXAMPLES:
+        raise BadReplyError(
+            f"'counts' must be at least 0 and sum to at most {MAX_EXAMPLES:g}, got "
+            f"{counts.min():g} and {counts.sum():g}"
+        )
     outers = np.zeros((classes, width, width))
     rows, columns = np.triu_indices(width)
     outers[:, rows, columns] = upper

@@ -14,6 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from gems_flwr.averaging import Arrays
+from gems_flwr.bounds import MAX_MOMENT
 from gems_flwr.errors import BadReplyError
 from gems_flwr.merging.statistics import (
     SYMMETRIC,
@@ -23,7 +24,7 @@ from gems_flwr.merging.statistics import (
     check_statistics,
     statistics_shapes,
 )
-from gems_flwr.wire.arrays import checked_array
+from gems_flwr.wire.arrays import checked_array, largest
 from gems_flwr.wire.keys import CONFIG, NODE, STATISTICS, STATISTICS_REQUEST
 from gems_flwr.wire.replies import (
     ModelReply,
@@ -127,11 +128,13 @@ def _packed(kind: Kind, array: NDArray) -> NDArray[np.float32]:
 
 
 def _read(array: Array, key: str, kind: Kind, shape: tuple[int, int]) -> NDArray[np.float32]:
-    single = np.dtype(np.float32)
-    if kind not in SYMMETRIC:
-        return checked_array(array, key, shape, single)
     size = shape[0]
-    upper = checked_array(array, key, (size * (size + 1) // 2,), single)
+    sent = (size * (size + 1) // 2,) if kind in SYMMETRIC else shape
+    upper = checked_array(array, key, sent, np.dtype(np.float32))
+    if largest(upper) > MAX_MOMENT:
+        raise BadReplyError(f"array '{key}' holds mean squares above {MAX_MOMENT:g}")
+    if kind not in SYMMETRIC:
+        return upper
     full = np.zeros(shape, np.float32)
     rows, columns = np.triu_indices(size)
     full[rows, columns] = upper

@@ -54,7 +54,7 @@ def memory(nodes: int, models: int, weights: int) -> tuple[float, float]:
     tuple of float
         Predicted, nodes × models × weights × 4, and counted after filling a book.
     """
-    book = Book()
+    book = Book(run="bench")
     for model in range(models):
         vectors = {str(n): np.zeros(weights, dtype=np.float32) for n in range(nodes)}
         book.old[str(model)] = vectors

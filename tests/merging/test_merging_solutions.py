@@ -17,6 +17,7 @@ from gems_flwr.merging import (
     solve_kfac,
     solve_regmean,
 )
+from gems_flwr.merging.statistics import check_statistics
 
 METHODS = ["regmean", "fisher", "kfac", "matching"]
 
@@ -185,3 +186,29 @@ def test_weights_that_are_none_are_refused(weights):
     models, statistics = nodes("fisher")
     with pytest.raises(ValueError, match="weight"):
         merge_by_fisher(models, statistics, weights)
+
+
+def negative_by_rounding(size):
+    """A moment that passes the check, so large that the ridge does not make up for the minus.
+
+    Two inputs go together more than fully: their block [[1, 1 + e], [1 + e, 1]] has an eigenvalue
+    of -e, and 1e-6 of the trace is forgiven as rounding.
+    """
+    moment = np.eye(size)
+    moment[-1, -2] = moment[-2, -1] = 1 + 0.9e-6 * size
+    return (1e6 * moment).astype(np.float32)
+
+
+def test_moments_that_are_negative_by_rounding_still_give_a_finite_layer():
+    rng = np.random.default_rng(0)
+    rows = [rng.normal(size=(2, 5)) for _ in range(2)]
+    grams = [np.eye(5, dtype=np.float32), negative_by_rounding(5)]
+    arrays = {"weight": np.zeros((2, 5), np.float32)}
+    check_statistics({"weight": {"inputs": grams[1]}}, StatisticsRequest("regmean"), arrays)
+    merged = solve_regmean(rows, grams, [1, 1], shrink=1.0)
+    assert np.isfinite(merged).all()
+    # Along the three good inputs the second node, a million times as sure, has its way.
+    np.testing.assert_allclose(merged[:, :3], rows[1][:, :3], atol=1e-4)
+    solution = solve_kfac(rows, grams, [np.eye(2), negative_by_rounding(2)], [1, 1], damping=1e-9)
+    assert np.isfinite(solution.rows).all()
+    assert np.isfinite(solution.residual)

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gems_flwr.bounds import MAX_CURVE_POINTS
 from gems_flwr.construct import required_correct
 from gems_flwr.spaces import (
     Ball,
@@ -16,7 +17,6 @@ from gems_flwr.spaces import (
     flatten_linear,
     thin_curve,
 )
-from gems_flwr.spaces.curve import MAX_POINTS
 
 
 @given(st.integers(1, 5000), st.floats(0.001, 1.0), st.integers(0, 2**32 - 1))
@@ -24,7 +24,7 @@ def test_a_thinned_curve_never_promises_more_than_the_whole_one(count, epsilon, 
     rng = np.random.default_rng(seed)
     radii = np.sort(rng.exponential(size=count + 1))[::-1].copy()
     thin = thin_curve(radii)
-    assert len(thin) <= MAX_POINTS
+    assert len(thin) <= MAX_CURVE_POINTS
     space = CurvedSpace(Ball(np.zeros(3), Radius(1.0, "sampled")), thin)
     assert space.radius(epsilon) <= radii[required_correct(epsilon, count)]
 
@@ -46,7 +46,7 @@ def test_a_space_for_another_epsilon_keeps_centre_shape_and_method():
 
 @pytest.mark.parametrize(
     "curve",
-    [[1.0], [1.0, 2.0], [1.0, -1.0], [np.nan, 0.0], np.linspace(1, 0, MAX_POINTS + 1)],
+    [[1.0], [1.0, 2.0], [1.0, -1.0], [np.nan, 0.0], np.linspace(1, 0, MAX_CURVE_POINTS + 1)],
     ids=["short", "rising", "negative", "NaN", "long"],
 )
 def test_a_curve_that_is_none_is_refused(curve):

@@ -59,7 +59,7 @@ def sharing_app():
     def share(message, context):
         node = int(context.node_config["partition-id"])
         features = np.full((node + 1, 3), node, np.uint8)
-        labels = np.full(node + 1, node)
+        labels = np.full(node + 1, node % 2)
         return Message(wire.pack_examples_reply(features, labels, name=str(node)), reply_to=message)
 
     return app
@@ -74,8 +74,9 @@ def test_a_pooled_run_trains_once_on_the_data_of_all_nodes_in_order():
 
     grid = MeteredGrid(InProcessGrid(sharing_app(), 3))
     result = Pooled(fit=fit, input_shape=(3,)).start(grid, initial_arrays())
-    assert [labels for _, labels in seen] == [[0, 1, 1, 2, 2, 2]]
+    assert [labels for _, labels in seen] == [[0, 1, 1, 0, 0, 0]]
     assert seen[0][0].shape == (6, 3)
+    assert seen[0][0][:, 0].tolist() == [0, 1, 1, 2, 2, 2]
     assert result.details["pooled_examples"] == 6
     assert grid.total.bytes_down < 3 * 100
 

@@ -1,0 +1,68 @@
+"""No node ends a run: every strategy, with one or two of five nodes that send anything.
+
+Each case is a whole run, with or without files, on a grid that knows its nodes or not. Whatever the
+hostile nodes send, the run ends as it should: nobody honest is lost, a refused node is named with a
+reason, everything is finite. And where nothing that they sent was used, the result is that of the
+honest nodes alone, bit for bit. Some hundred cases in CI;
+``GEMS_FLWR_NIGHTLY=1 pytest tests/battery`` plays 20,000.
+"""
+
+import functools
+import logging
+import os
+import shutil
+
+import numpy as np
+import pytest
+from helpers_battery import Played, check, lie_of, patience
+from helpers_lies import some_lie
+from helpers_scenarios import SCENARIOS
+
+NIGHTLY = os.environ.get("GEMS_FLWR_NIGHTLY") == "1"
+CASES = 20_000 if NIGHTLY else 8 * len(SCENARIOS)
+
+
+@pytest.fixture(autouse=True)
+def silence():
+    """Lines by the thousand would only fill the memory."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@functools.cache
+def alone(name, partitions):
+    return Played(name, dict.fromkeys(partitions))
+
+
+def play(name, case, folder):
+    """Play one case: who lies, how, and in which surroundings follows from its number."""
+    rng = np.random.default_rng([case, *name.encode()])
+    partitions = (1, 3) if rng.random() < 0.3 else (1,)
+    seeds = rng.integers(2**31, size=len(partitions))
+    lies = {p: lie_of(some_lie, seed) for p, seed in zip(partitions, seeds, strict=True)}
+    named = bool(rng.random() < 0.6)
+    folder = folder / str(case) if rng.random() < 0.4 else None
+    played = Played(name, lies, folder=folder, named=named)
+    check(played, alone(name, partitions) if named else None)
+    if folder is None:
+        return
+    assert not (folder / "inbox").exists()
+    again = played.scenario.strategy(folder, resume=True)
+    resumed = again.start(played.grid, played.scenario.initial(), num_rounds=played.scenario.rounds)
+    assert resumed.history == played.result.history
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_no_node_ends_a_run(name, tmp_path):
+    position = list(SCENARIOS).index(name)
+    failed = []
+    for case in range(position, CASES, len(SCENARIOS)):
+        try:
+            with patience(f"{name}, case {case}"):
+                play(name, case, tmp_path)
+        except Exception as error:
+            failed.append(f"case {case}: {type(error).__name__}: {str(error)[:300]}")
+        shutil.rmtree(tmp_path / str(case), ignore_errors=True)
+    if failed:
+        pytest.fail(f"{len(failed)} cases of '{name}':\n" + "\n".join(failed[:20]))
