@@ -334,7 +334,7 @@ class Gems(RoundLoop):
         except DiskError as error:
             if self.on_empty == "retrain":
                 raise  # a resumed run would go on without them
-            log_warning("spaces_not_kept", reason=error)
+            log_warning("spaces_not_kept", round=self._exchange.server_round, reason=error)
 
     def _usable_spaces(
         self, received: Mapping[str, wire.NodeSpace]

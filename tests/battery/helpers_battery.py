@@ -91,7 +91,7 @@ class Played:
     @property
     def hostile(self):
         # A node goes by its id until it has said a name.
-        by_id = {str(self.ids[partition]) for partition in self.lies}
+        by_id = {f"#{self.ids[partition]}" for partition in self.lies}
         return by_id | {self.names[partition] for partition in self.lies}
 
 

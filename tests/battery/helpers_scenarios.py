@@ -19,6 +19,7 @@ from torch import nn
 
 from gems_flwr import wire
 from gems_flwr.client import (
+    UNLIMITED,
     dynamic_averaging_mod,
     good_enough_mod,
     multi_model_mod,
@@ -210,11 +211,14 @@ PUBLIC = tuple(part.numpy() for part in blobs(99, 4))
 plain = partial(Scenario, app=app_of, initial=partial(arrays_of, layer))
 net = partial(Scenario, app=app_of, initial=partial(arrays_of, network))
 space = partial(
-    Scenario, app=lambda: app_of(good_enough_mod(data)), initial=partial(arrays_of, layer), rounds=1
+    Scenario,
+    app=lambda: app_of(good_enough_mod(data, limits=UNLIMITED)),
+    initial=partial(arrays_of, layer),
+    rounds=1,
 )
 deep = partial(
     Scenario,
-    app=lambda: app_of(good_enough_mod(data, model=network)),
+    app=lambda: app_of(good_enough_mod(data, model=network, limits=UNLIMITED)),
     initial=partial(arrays_of, network),
 )
 merged = partial(
@@ -235,6 +239,8 @@ TUNED = {"tune": 12, "public_data": PUBLIC}
 SCENARIOS = {
     "FedAvg": plain(partial(FedAvg, fraction_evaluate=1.0)),
     "FedAvg, capped": net(partial(FedAvg, max_examples=20)),
+    "FedAvg, trimmed": plain(partial(FedAvg, robust="trimmed_mean")),
+    "FedAvg, Multi-Krum": net(partial(FedAvg, robust="multi_krum", liars=1)),
     "OneShotAverage, tuned": net(partial(OneShotAverage, build_model=network, **TUNED)),
     "MergedModels, regmean": merged(partial(MergedModels, method="regmean")),
     "MergedModels, fisher": merged(partial(MergedModels, method="fisher")),
@@ -244,7 +250,7 @@ SCENARIOS = {
     "Ensemble": net(Ensemble),
     "PeriodicAveraging": local(partial(PeriodicAveraging, weighted=True)),
     "PeriodicAveraging, median": local(
-        partial(PeriodicAveraging, weighted=True, mean="geometric_median"), rounds=3
+        partial(PeriodicAveraging, weighted=True, robust="geometric_median"), rounds=3
     ),
     "DynamicAveraging, local": local(partial(DynamicAveraging, delta=0.02), rounds=3),
     "DynamicAveraging, total": local(
@@ -255,6 +261,9 @@ SCENARIOS = {
     ),
     "DynamicAveraging, steered": local(
         partial(DynamicAveraging, condition="total", delta=0.02, target_rate=0.5), rounds=3
+    ),
+    "DynamicAveraging, robust": local(
+        partial(DynamicAveraging, delta=0.02, robust="median"), rounds=3
     ),
     "NoSync": local(NoSync),
     "Serial": plain(partial(Serial, learn=learn)),
@@ -280,13 +289,16 @@ SCENARIOS = {
     "Gems, ellipsoid": space(partial(Ball, space="ellipsoid", robust=True)),
     "Gems, ellipsoid, auto": space(partial(Ball, space="ellipsoid", epsilon="auto")),
     "Gems, ball, relaxed": space(partial(Ball, space="ball", on_empty="relax")),
-    "Gems, cone": space(partial(Cone, verify=True)),
+    "Gems, cone": space(partial(Cone, rank="full", verify=True)),
+    "Gems, cone, automatic": space(partial(Gems, verify=True)),
+    "Gems, cone, private": space(partial(Gems, dp_epsilon=20.0, dp_clip=9.0, dp_seeded=True)),
     "Gems, cone, capped": space(partial(Cone, max_examples=20, class_weight="balanced")),
     "Gems, cone, robust": space(partial(Cone, rank=2, robust=True)),
     "Gems, cone, audit": space(partial(Cone, rank=1, clusters=2, audit=True)),
     "Gems, sums": space(partial(Cone, sums=True)),
     "Gems, sums, capped": space(partial(Cone, sums=True, max_examples=20)),
     "LayerwiseGems, kmeans": deep(partial(Layers, verify=True)),
+    "LayerwiseGems, robust": deep(partial(Layers, merge="concat", robust=True)),
     "LayerwiseGems, verified": deep(partial(Layers, merge="verified", outgoing=True)),
     "LayerwiseGems, concat": deep(partial(Layers, merge="concat", max_hidden=4)),
     "LayerwiseGems, balls": deep(
