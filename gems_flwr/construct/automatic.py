@@ -14,9 +14,9 @@ default, sends of a class with n samples of D features
 - full moments from 30 samples for each feature;
 - nothing below ``3 sqrt(D / 12)`` samples, where rounding would be coarser than the class is wide.
 
-Nothing is random, so asking again tells nothing new. Decided here: the numbers, on MNIST and on
-features of CIFAR-10, so that an attacker who has 2,500 other samples of the class tells members
-from others with an AUC of at most 0.75 (``python -m simulations.studies leaks``). That is a
+Nothing is random, so asking the same again tells nothing new. Decided here: the numbers, on MNIST
+and on features of CIFAR-10, so that an attacker who has 2,500 other samples of the class tells
+members from others with an AUC of at most 0.75 (``python -m simulations.studies leaks``). That is a
 measurement, not a proof: for a proof there is `gems_flwr.construct.privacy`.
 """
 
