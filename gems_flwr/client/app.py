@@ -78,7 +78,9 @@ def task_client_app(
         if wire.requested_statistics(message.content) is None:
             return call_next(message, context)
         task = _pick(make_task(context), message)
-        mod = statistics_mod(lambda _: task.training_data(), model=task.build_model)
+        mod = statistics_mod(
+            lambda _: task.training_data(), model=task.build_model, limits=bounds(context)
+        )
         return mod(message, context, call_next)
 
     several_mod = multi_model_mod(

@@ -184,6 +184,24 @@ class NodeLimits:
             f"{most} directions, and the server asks for {asked}; ask for rank='auto'"
         )
 
+    def check_second_moments(self, count: int, features: int) -> None:
+        """Refuse the second moments of all inputs of a layer where samples are too few for them.
+
+        Raises
+        ------
+        RefusedError
+            If there are too few.
+        """
+        if self.largest_rank == "full" or (
+            self.largest_rank == "auto" and may_send_full(count, features)
+        ):
+            return
+        raise RefusedError(
+            "largest_rank",
+            f"the second moments of {features} inputs of {count} samples; merge by fisher or "
+            "matching, or ask for cones",
+        )
+
     def check_score(self, request: ScoreRequest) -> None:
         """Refuse a score that must not be told, or not exactly."""
         if not self.allow_scores:

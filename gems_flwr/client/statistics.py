@@ -19,14 +19,19 @@ from torch import nn
 
 from gems_flwr import wire
 from gems_flwr.client.guard import fault_reply_mod, node_name
+from gems_flwr.client.limits import NodeLimits
 from gems_flwr.client.privacy import refuse_bypass
 from gems_flwr.merging import measure_statistics
+from gems_flwr.merging.statistics import statistics_shapes
 from gems_flwr.networks import Data
 from gems_flwr.runtime.seeding import derive_seed
 
 
 def statistics_mod(
-    train: Callable[[Context], Data], *, model: Callable[[], nn.Module] | None = None
+    train: Callable[[Context], Data],
+    *,
+    model: Callable[[], nn.Module] | None = None,
+    limits: NodeLimits | None = None,
 ) -> Mod:
     """Return a mod that adds statistics to the reply where the server asks for them.
 
@@ -36,9 +41,14 @@ def statistics_mod(
         Gets the node's context, returns its training data: a pair of arrays, or batches.
     model : callable, optional
         Returns the torch module. Only a model that is a single linear layer can do without.
+    limits : NodeLimits, optional
+        What the node gives away at most, by default what its ``--node-config`` says. Second moments
+        of a layer's inputs are full moments: they are refused where the samples are too few.
     """
 
     def measured(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        bounds = NodeLimits.of_node(context.node_config) if limits is None else limits
+        bounds.check_message(message)
         request = wire.requested_statistics(message.content)
         if request is None:
             return call_next(message, context)
@@ -55,9 +65,14 @@ def statistics_mod(
         records = list(reply.content.array_records.values())
         if len(records) != 1:
             raise ValueError(f"expected one ArrayRecord with the model, got {len(records)}")
+        arrays = wire.to_numpy(records[0])
+        for shapes in statistics_shapes(request, arrays).values():
+            if "inputs" in shapes:
+                samples = int(wire.unpack_metrics_reply(reply.content).num_examples)
+                bounds.check_second_moments(samples, shapes["inputs"][0])
         statistics = measure_statistics(
             request,
-            wire.to_numpy(records[0]),
+            arrays,
             train(context),
             model=model() if model else None,
             seed=derive_seed(cast(int, config.get(wire.RUN_SEED, 0)), "statistics", name),

@@ -223,7 +223,7 @@ deep = partial(
 )
 merged = partial(
     Scenario,
-    app=lambda: app_of(statistics_mod(data, model=network)),
+    app=lambda: app_of(statistics_mod(data, model=network, limits=UNLIMITED)),
     initial=partial(arrays_of, network),
     rounds=1,
 )

@@ -9,13 +9,19 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 
 from gems_flwr import wire
-from gems_flwr.client import UNLIMITED, NodeLimits, RefusedError, good_enough_mod
+from gems_flwr.client import (
+    UNLIMITED,
+    NodeLimits,
+    RefusedError,
+    good_enough_mod,
+    statistics_mod,
+)
 from gems_flwr.client.privacy_ledger import spend
 from gems_flwr.construct import PrivateRelease, PrivateScore, spent_epsilon
 from gems_flwr.errors import CheckpointError, RoundFailedError
 from gems_flwr.runtime import InProcessGrid
 from gems_flwr.spaces import load_space
-from gems_flwr.strategies import FedAvg, Gems
+from gems_flwr.strategies import FedAvg, Gems, MergedModels
 
 FEATURES, CLASSES, COUNT = 12, 3, 60
 
@@ -28,8 +34,8 @@ def data(context):
     return torch.from_numpy(x).float(), torch.from_numpy(np.repeat(np.arange(CLASSES), COUNT))
 
 
-def node_app(limits=None):
-    app = ClientApp(mods=[good_enough_mod(data, limits=limits)])
+def node_app(limits=None, mod=good_enough_mod):
+    app = ClientApp(mods=[mod(data, limits=limits)])
 
     @app.train()
     def train(message, context):
@@ -114,6 +120,27 @@ def test_models_and_exact_scores_do_not_leave_a_node_that_demands_privacy():
     assert all("limit allow_scores" in f.reason for _, f in result.failures)
     assert len(result.failures) == 2
     assert run(FedAvg(fraction_evaluate=1.0), NodeLimits()).failures == ()
+
+
+@pytest.mark.parametrize(
+    ("limits", "method", "limit"),
+    [
+        ({}, "regmean", "largest_rank"),
+        ({"largest_rank": 5}, "kfac", "largest_rank"),
+        ({"require_dp": True}, "matching", "require_dp"),
+        ({}, "fisher", None),
+        ({"largest_rank": "full"}, "regmean", None),
+    ],
+)
+def test_second_moments_of_a_layers_inputs_are_full_moments_as_well(limits, method, limit):
+    """5 samples, by the handler's word, of 12 inputs and a bias."""
+    app = node_app(NodeLimits(**limits), statistics_mod)
+    strategy, grid = MergedModels(method=method), InProcessGrid(app, 2)
+    if limit is None:
+        assert run(strategy, grid=grid).failures == ()
+        return
+    with pytest.raises(RoundFailedError, match=f"limit {limit}"):
+        run(strategy, grid=grid)
 
 
 @pytest.mark.parametrize(

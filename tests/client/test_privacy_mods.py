@@ -107,7 +107,7 @@ def test_what_dynamic_averaging_reports_is_made_from_noised_models_too():
         (DynamicAveraging(delta=1e9), dynamic_averaging_mod()),
         (Gems(min_count=2), good_enough_mod(data, limits=ANY_RANK)),
         (Gems(sums=True, min_count=2), good_enough_mod(data, limits=ANY_RANK)),
-        (MergedModels(), statistics_mod(data)),
+        (MergedModels(), statistics_mod(data, limits=ANY_RANK)),
     ],
 )
 def test_around_our_mods_local_dp_refuses_and_the_log_says_so(strategy, mod, caplog):
