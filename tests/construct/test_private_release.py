@@ -1,7 +1,9 @@
 """What differential privacy hides, held against an accountant that others wrote."""
 
 import math
+import sys
 
+import absl.logging
 import numpy as np
 import pytest
 import torch
@@ -20,6 +22,10 @@ from gems_flwr.construct import (
 from gems_flwr.construct.privacy import secret_normal
 
 DELTA = 1e-5
+
+# The accountant's logging keeps what was sys.stderr when it was imported, pytest's own file, and
+# closes it as soon as somebody configures logging anew, as Hydra does.
+absl.logging.get_absl_handler().python_handler.setStream(sys.__stderr__)
 
 
 def accounted(*multipliers):
