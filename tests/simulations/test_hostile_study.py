@@ -42,7 +42,10 @@ def test_lies_own_the_result_and_screening_takes_it_back(tmp_path, monkeypatch):
 def test_averages_and_hidden_layers_are_owned_by_a_liar_unless_they_are_robust(
     tmp_path, monkeypatch
 ):
-    """One of five is far away; the digits, every class on every node."""
+    """One of five is far away; the digits, every class on every node.
+
+    Hidden neurons so far away are refused on arrival, whether the server is robust or not.
+    """
     columns = [(m, hostile_models.DEFENCES[m][i]) for m in hostile_models.METHODS for i in (0, 1)]
     monkeypatch.setattr(hostile_models, "SETTINGS", ((5, 1),))
     monkeypatch.setattr(hostile_models, "SPLITS", ("iid",))
@@ -56,7 +59,8 @@ def test_averages_and_hidden_layers_are_owned_by_a_liar_unless_they_are_robust(
     for method, defence in columns:
         honest = found[f"{method}/iid/5/1/none/off/0"]
         attacked = found[f"{method}/iid/5/1/far/{defence}/0"]
-        assert attacked < honest - 0.1 if defence == "off" else attacked > honest - 0.05
+        owned = defence == "off" and method != "layerwise"
+        assert attacked < honest - 0.1 if owned else attacked > honest - 0.05
 
 
 def test_one_reply_in_ten_fails_and_the_run_goes_on(tmp_path):
