@@ -22,13 +22,22 @@ from flwr.app import Error, Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from gems_flwr import wire
+from gems_flwr.errors import describe_fault
 
 # Flower's code for a node that does not answer any more; the enum is not public.
 NODE_LOST = 5
 _LONGEST_POLL_SECONDS = 3.0
 _SHORTEST_POLL_SECONDS = 0.02
+# What Flower raises at bytes that are none of its objects; a broken connection is another matter.
+_UNREADABLE: tuple[type[Exception], ...] = (
+    *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError),
+    *(AssertionError, MemoryError, RecursionError, DecodeError),
+)
+# Flower's code for a reply without usable content.
+_UNREADABLE_CODE = 2
 _NOT_TAKEN = (
     "the SuperLink did not take the message: the node has left the federation, or the message is "
     "too large"
@@ -197,7 +206,7 @@ class MeteredGrid(Grid):
 
         started = time.monotonic()
         while waiting:
-            replies = list(self.pull_messages(waiting))
+            replies = self._pull_each(messages, waiting)
             waiting -= {reply.metadata.reply_to_message_id for reply in replies}
             yield from replies
             waited = time.monotonic() - started
@@ -212,6 +221,23 @@ class MeteredGrid(Grid):
                     waiting.remove(message.metadata.message_id)
                     yield _lost(message, _STARTED_ANEW)
             time.sleep(pause if timeout is None else min(pause, timeout - waited))
+
+    def _pull_each(self, messages: list[Message], waiting: set[str]) -> list[Message]:
+        """Return the replies that are there; for one that cannot be read, an error.
+
+        Flower confirms the replies of a batch one after the other and raises at the first that it
+        cannot read: all others would be lost with it. So they are asked for one by one.
+        """
+        asked = {message.metadata.message_id: message for message in messages}
+        replies: list[Message] = []
+        for message_id in sorted(waiting):
+            try:
+                replies += self.pull_messages([message_id])
+            except _UNREADABLE as error:
+                reason = f"its reply cannot be read: {describe_fault(error)}"
+                fault = Error(code=_UNREADABLE_CODE, reason=reason)
+                replies.append(Message(fault, reply_to=asked[message_id]))
+        return replies
 
     def _orphans(
         self, messages: list[Message], waiting: set[str], before: Mapping[int, str]

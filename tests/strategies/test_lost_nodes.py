@@ -155,3 +155,32 @@ GONE = "gone, believe me"
 def test_a_reply_counts_for_the_node_that_was_asked_and_for_no_other(to, source, error, node, grid):
     waiting = {7: question(7), 8: question(8)}
     assert answered_node(answer(to, source, error), waiting) == node
+
+
+class Garbling(SuperLinkGrid):
+    """Flower reads replies one after the other, and raises at one that is no message."""
+
+    garbled, error = frozenset(), ValueError("not an object of Flower's")
+
+    def pull_messages(self, message_ids):
+        for reply in super().pull_messages(message_ids):
+            if reply.metadata.src_node_id in self.garbled:
+                raise self.error
+            yield reply
+
+
+def test_a_reply_that_flower_cannot_read_costs_its_own_node_and_no_other():
+    grid = make_grid(Garbling)
+    grid.garbled = {grid.id_of("1")}
+    result = start(FedAvg(), grid)
+    (failure,) = result.history[1].failures
+    assert failure.node == "1"
+    assert "its reply cannot be read: ValueError: not an object of Flower's" in failure.reason
+    assert result.history[1].nodes_answered == ("0", "2")
+
+
+def test_a_broken_connection_is_nobodys_fault():
+    grid = make_grid(Garbling)
+    grid.garbled, grid.error = {grid.id_of("1")}, ConnectionError("SuperLink is gone")
+    with pytest.raises(ConnectionError, match="SuperLink is gone"):
+        start(FedAvg(), grid)
