@@ -1,7 +1,9 @@
 """Run folders: one owner, and strange or failing ones end a command with one clear line."""
 
+import contextlib
 import errno
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -39,10 +41,25 @@ def command(tmp_path, monkeypatch, capsys):
 
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["simulations.run", *words])
-        status = simulations.run.main()
+        with same_logging():
+            status = simulations.run.main()
         return status, capsys.readouterr().err
 
     return call
+
+
+@contextlib.contextmanager
+def same_logging():
+    """Undo what Hydra does to the loggers of a process that has other things to do afterwards."""
+    names = [None, *logging.root.manager.loggerDict]
+    loggers = [logging.getLogger(name) for name in names]
+    before = [(each.disabled, each.level, each.propagate, each.handlers[:]) for each in loggers]
+    try:
+        yield
+    finally:
+        for each, (disabled, level, propagate, handlers) in zip(loggers, before, strict=True):
+            each.disabled, each.propagate, each.handlers = disabled, propagate, handlers
+            each.setLevel(level)
 
 
 def folder_of(*overrides):
