@@ -76,6 +76,12 @@ LOW = ClassMomentCone(
     ),
     **(COMMON | {"means": quantize(COMMON["means"], axis=1)}),
 )
+MIXED = ClassMomentCone(
+    covariance=LowRankCovariance(
+        quantize(np.ones((3, FEATURES)), axis=1), LOW.covariance.deviations, np.array([3, 0])
+    ),
+    **(COMMON | {"means": LOW.means}),
+)
 SAMPLES = RNG.normal(size=(CLASSES, 40, FEATURES))
 SUMS = ClassSums(
     CLASSES,
@@ -234,6 +240,10 @@ REPLIES = {
         wire.pack_space_reply(LOW, name="n"),
         use_space(SpaceRequest(rank=2), LOW),
     ),
+    "automatic cone": (
+        wire.pack_space_reply(MIXED, name="n"),
+        use_space(SpaceRequest(), LOW),
+    ),
     "sums": (wire.pack_space_reply(SUMS, name="n"), use_space(SpaceRequest(sums=True), None)),
     "neurons": (
         wire.pack_neurons_reply(NEURONS, layer=1, server_round=3, name="n"),
@@ -368,7 +378,7 @@ def fuzz_file(path, use, rng):
     path.write_bytes(original)
 
 
-SPACES = {"ball": BALL, "ellipsoid": ELLIPSOID, "full": FULL, "low": LOW}
+SPACES = {"ball": BALL, "ellipsoid": ELLIPSOID, "full": FULL, "low": LOW, "mixed": MIXED}
 SPACES["set"] = BallSet((BALL, BALL))
 
 
