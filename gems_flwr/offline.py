@@ -22,6 +22,7 @@ from gems_flwr.intersect import Aggregate, ConeOptions, OnEmpty, Select, aggrega
 from gems_flwr.spaces import (
     BallSet,
     ClassMomentCone,
+    LowRankCovariance,
     Space,
     SpaceError,
     flatten_linear,
@@ -162,7 +163,10 @@ def describe(space: Space) -> list[tuple[str, str]]:
     """Return what a space reveals, as pairs of a name and a text."""
     rows = [("kind", space.kind), ("bytes", f"{space.size_bytes:,}")]
     if isinstance(space, ClassMomentCone):
-        form = space.covariance.form.replace("_", " ")
+        form, shape = space.covariance.form.replace("_", " "), space.covariance
+        if isinstance(shape, LowRankCovariance):
+            ranks = [str(shape.rank(entry)) for entry in range(len(space.labels))]
+            form += f" ({', '.join(ranks)} directions)"
         counts: dict[int, int] = {}
         for label, count in zip(space.labels.tolist(), space.counts.tolist(), strict=True):
             counts[label] = counts.get(label, 0) + count
