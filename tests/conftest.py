@@ -9,6 +9,7 @@ os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
 
 import logging
+import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,6 +28,13 @@ Arrays = dict[str, np.ndarray]
 # How long an example takes is the machine's affair, not the code's.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+
+@pytest.fixture(autouse=True)
+def own_ledgers(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory):
+    """Let nodes note the privacy that they spend where no other test, and no user, has any."""
+    folder = tmp_path_factory.getbasetemp() / f"ledgers-{uuid.uuid4().hex}"
+    monkeypatch.setenv("GEMS_FLWR_HOME", str(folder))
 
 
 @pytest.fixture(autouse=True)

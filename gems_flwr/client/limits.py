@@ -10,9 +10,12 @@ node's own ``--node-config``, where whoever runs the node sets them without touc
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
 
 from flwr.app import Message
 
@@ -54,14 +57,15 @@ class NodeLimits:
     require_dp : bool, default False
         Whether nothing but differentially private moments and scores leaves the node. Models,
         balls, statistics and exact scores are then refused.
-    dp_budget : float, optional
+    dp_budget : float or None, default 10.0
         Epsilon of all private releases together, above 0, at `dp_delta`; past it the node refuses.
-        Needs `ledger`.
+        Without a budget noise would protect nobody: whoever asks often enough averages it out.
+        None is for simulations.
     dp_delta : float, default 1e-5
         Delta of the budget, in (0, 1).
     ledger : path, optional
-        A file of the node's own in which the privacy spent is kept: a node's state in Flower is
-        gone when its SuperNode restarts.
+        A file of the node's own in which the privacy spent is kept over runs and restarts. By
+        default one for the node's name in the folder ``GEMS_FLWR_HOME``, or ``~/.gems-flwr``.
     allow_scores : bool, default True
         Whether the node tells how accurate a model is on its own data.
     share_examples, seeded_noise : bool, default False
@@ -72,7 +76,7 @@ class NodeLimits:
     min_count: int = 2
     largest_rank: int | Literal["auto", "full"] = "auto"
     require_dp: bool = False
-    dp_budget: float | None = None
+    dp_budget: float | None = 10.0
     dp_delta: float = 1e-5
     ledger: str | Path | None = None
     allow_scores: bool = True
@@ -86,10 +90,6 @@ class NodeLimits:
             "largest_rank": (is_rank(self.largest_rank), "'auto', 'full' or a number from 1"),
             "dp_budget": (budget is None or budget > 0, "above 0, or none"),
             "dp_delta": (0 < self.dp_delta < 1, "in (0, 1)"),
-            "ledger": (
-                budget is None or self.ledger is not None,
-                "a file where there is a dp_budget, or a restart would forget what was spent",
-            ),
         }
         for name, (holds, allowed) in rules.items():
             if not holds:
@@ -208,10 +208,9 @@ class NodeLimits:
             raise RefusedError("allow_scores", "this node tells nobody how accurate a model is")
         if request.private is not None:
             self._check_seeded(request.dp_seeded)
-        elif self.require_dp or self.dp_budget is not None:
+        elif self.require_dp:
             raise RefusedError(
-                "require_dp" if self.require_dp else "dp_budget",
-                "an exact score; with dp_epsilon the server asks for a noised one",
+                "require_dp", "an exact score; with dp_epsilon the server asks for a noised one"
             )
 
     def _check_seeded(self, seeded: bool) -> None:
@@ -221,16 +220,38 @@ class NodeLimits:
             )
 
     def check_message(self, message: Message) -> None:
-        """Refuse what is neither a space nor a score where all must be private."""
+        """Refuse what is neither a space nor a score where all must be private.
+
+        Spaces and scores themselves are held against the limits where they are made. A message
+        that asks for something else besides would have another mod answer it.
+        """
         content, kind = message.content, message.metadata.message_type
-        asked = wire.requested_space(content) is not None or wire.wants_score(content)
-        if kind.startswith(wire.EVALUATE) and not asked:
+        if kind.startswith(wire.EVALUATE):
             self.check_score(ScoreRequest())
-        if self.require_dp and not asked and kind.startswith(wire.TRAIN):
+        if not self.require_dp or kind == wire.INTRODUCE:
+            return
+        ours = wire.requested_space(content) is not None or wire.wants_score(content)
+        others = (
+            wire.requested_averaging,
+            wire.requested_models,
+            wire.requested_neurons,
+            wire.requested_statistics,
+        )
+        if not ours or kind != wire.TRAIN or any(asked(content) is not None for asked in others):
             raise RefusedError("require_dp", "models and statistics leave the node without noise")
 
+    def ledger_of(self, node: str) -> Path | None:
+        """Return where the privacy that a node spends is kept; None in a simulation."""
+        if self.ledger is not None:
+            return Path(self.ledger).expanduser()
+        if self.dp_budget is None:
+            return None
+        home = os.environ.get("GEMS_FLWR_HOME") or "~/.gems-flwr"
+        digest = hashlib.blake2b(node.encode(), digest_size=8).hexdigest()
+        return Path(home).expanduser() / f"privacy-{quote(node, safe='')[:100]}-{digest}.json"
 
-UNLIMITED = NodeLimits(largest_rank="full", share_examples=True, seeded_noise=True)
+
+UNLIMITED = NodeLimits(largest_rank="full", dp_budget=None, share_examples=True, seeded_noise=True)
 """For simulations: all that the papers' experiments ask for."""
 
 # Key in a node's config, field, and what kinds of values it takes.

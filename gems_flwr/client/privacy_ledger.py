@@ -2,8 +2,8 @@
 
 Written before a release leaves the node: a crash in between spends too much, never too little. What
 is kept is the sum of squared mu of all Gaussian releases, from which any (epsilon, delta) follows
-(see `gems_flwr.construct.privacy`). It lies in the node's state in Flower, and in a file if there
-is one: the state is gone when a SuperNode restarts. The larger of the two counts.
+(see `gems_flwr.construct.privacy`). It lies in the node's state in Flower and in a file: the state
+is that of one run, and gone when a SuperNode restarts. The larger of the two counts.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from flwr.app import ConfigRecord, Context
 
 from gems_flwr import wire
+from gems_flwr.client.guard import node_name
 from gems_flwr.client.limits import NodeLimits, RefusedError
 from gems_flwr.construct import spent_epsilon
 from gems_flwr.disk import write_atomically
@@ -47,7 +48,7 @@ def spend(squared_mu: float, limits: NodeLimits, context: Context) -> float:
     CheckpointError
         If the ledger cannot be read: what was spent is not known.
     """
-    path = None if limits.ledger is None else Path(limits.ledger).expanduser()
+    path = limits.ledger_of(node_name(context))
     with _locked(path):
         before = max(_in_state(context), 0.0 if path is None else _in_file(path))
         total = before + squared_mu

@@ -17,13 +17,22 @@ from gems_flwr.client import (
     statistics_mod,
 )
 from gems_flwr.client.privacy_ledger import spend
-from gems_flwr.construct import PrivateRelease, PrivateScore, spent_epsilon
+from gems_flwr.construct import (
+    NeuronRequest,
+    PrivateRelease,
+    PrivateScore,
+    ScoreRequest,
+    SpaceRequest,
+    spent_epsilon,
+)
 from gems_flwr.errors import CheckpointError, RoundFailedError
+from gems_flwr.merging.statistics import StatisticsRequest
 from gems_flwr.runtime import InProcessGrid
 from gems_flwr.spaces import load_space
 from gems_flwr.strategies import FedAvg, Gems, MergedModels
 
 FEATURES, CLASSES, COUNT = 12, 3, 60
+AVERAGING = wire.AveragingRequest(run="run", model=1, reference=1, send="always")
 
 
 def data(context):
@@ -162,11 +171,49 @@ def test_scores_are_refused_or_noised(limits, reason):
         )
 
 
-def test_exact_scores_are_refused_where_a_budget_is_kept(tmp_path):
-    limits = NodeLimits(dp_budget=100.0, ledger=tmp_path / "spent.json")
-    failures = run(Gems(verify=True), limits).failures
-    assert len(failures) == 2
-    assert all("limit dp_budget: an exact score" in failure.reason for _, failure in failures)
+@pytest.mark.parametrize("epsilon", [11.0, 1e9])
+def test_noise_that_protects_nobody_opens_no_limit(epsilon):
+    """Full moments with next to no noise are full moments."""
+    with pytest.raises(RoundFailedError, match=r"limit dp_budget: epsilon 0 of 10 is spent"):
+        run(Gems(dp_epsilon=epsilon, rank="full", dp_clip=100.0))
+
+
+def test_noise_is_not_averaged_out_by_asking_again():
+    """Neither within a run nor by new ones, whose nodes remember nothing but their ledgers."""
+    each = PrivateRelease(2.0, 1e-5, 5.0).squared_mu
+    enough = next(k for k in range(100) if spent_epsilon((k + 1) * each, 1e-5) > 10)
+    assert 5 < enough < 20
+    for _ in range(enough):
+        run(Gems(dp_epsilon=2.0, dp_clip=5.0))
+    with pytest.raises(RoundFailedError, match="limit dp_budget"):
+        run(Gems(dp_epsilon=2.0, dp_clip=5.0))
+
+
+@pytest.mark.parametrize(
+    "besides",
+    [
+        lambda content: wire.ask_for_averaging(content, AVERAGING),
+        lambda content: wire.ask_for_neurons(content, NeuronRequest(layer=0, epsilon=0.1)),
+        lambda content: wire.ask_for_statistics(content, StatisticsRequest("matching")),
+    ],
+)
+def test_a_private_request_is_no_cover_for_another(besides):
+    grid = InProcessGrid(node_app(NodeLimits(require_dp=True)), 1)
+    (node,) = grid.get_node_ids()
+    content = wire.pack_instruction(ArrayRecord(), ConfigRecord(), server_round=1, seed=0)
+    wire.ask_for_space(content, SpaceRequest(dp_epsilon=1.0))
+    besides(content)
+    (reply,) = grid.send_and_receive([Message(content, node, "train")])
+    assert "limit require_dp: models and statistics" in reply.error.reason
+
+
+def test_an_evaluation_is_no_cover_for_an_exact_score():
+    grid = InProcessGrid(node_app(NodeLimits(require_dp=True)), 1)
+    (node,) = grid.get_node_ids()
+    content = wire.pack_instruction(ArrayRecord(), ConfigRecord(), server_round=1, seed=0)
+    wire.ask_for_score(content, ScoreRequest(dp_epsilon=1.0))
+    (reply,) = grid.send_and_receive([Message(content, node, "evaluate")])
+    assert "limit require_dp: an exact score" in reply.error.reason
 
 
 # --- the ledger -----------------------------------------------------------------------------
@@ -265,7 +312,7 @@ def test_a_node_sets_its_limits_by_its_own_config():
         ({"min-count": True}, "min-count: expected int"),
         ({"min-count": 1}, "min_count must be at least 2"),
         ({"largest-rank": "some"}, "largest_rank must be 'auto', 'full' or a number from 1"),
-        ({"dp-budget": 1.0}, "a restart would forget what was spent"),
+        ({"dp-budget": 0.0}, "dp_budget must be above 0"),
     ],
 )
 def test_wrong_limits_are_refused_with_what_is_allowed(config, words):
