@@ -59,7 +59,7 @@ def spend(squared_mu: float, limits: NodeLimits, context: Context) -> float:
                 "dp_budget",
                 f"epsilon {spent:.4g} of {limits.dp_budget:g} is spent at delta "
                 f"{limits.dp_delta:g}, and this release would make it {epsilon:.4g}"
-                + ("" if path is None else f" (kept in {path}; simulations take limits=UNLIMITED)"),
+                " (in a simulation, give the mod limits=UNLIMITED)",
             )
         if path is not None:
             write_atomically(path, json.dumps({"squared_mu": total}).encode())
