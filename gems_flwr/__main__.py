@@ -12,12 +12,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gems_flwr.disk import file_fault
-from gems_flwr.errors import GemsError
-from gems_flwr.intersect import EmptyIntersectionError
+from gems_flwr.disk.faults import file_fault
+from gems_flwr.errors import EmptyIntersectionError, GemsError, SpaceError
 from gems_flwr.offline import aggregate_files, describe
 from gems_flwr.runtime.flower_cli import COMPLETED, FlowerCli
-from gems_flwr.spaces import SpaceError, load_space
+from gems_flwr.spaces.space_files import load_space
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -94,6 +94,67 @@ class StateNotSavedError(CheckpointError):
         self.state = state
 
 
+class SpaceError(GemsError, ValueError):
+    """A space is malformed.
+
+    Parameters
+    ----------
+    key : str
+        Name of the offending field or array.
+    expected : str
+        What would have been accepted.
+    got : object
+        What came instead.
+    """
+
+    def __init__(self, key: str, expected: str, got: object) -> None:
+        super().__init__(f"{key}: expected {expected}, got {got}")
+        self.key = key
+        self.expected = expected
+        self.got = str(got)
+
+
+class EmptyIntersectionError(GemsError, ValueError):
+    """No model is good enough for all nodes, and the caller wanted to hear of it."""
+
+
+class BypassedPrivacyError(GemsError, ValueError):
+    """What the server asks for would leave the node without passing a privacy mod."""
+
+
+class RefusedError(GemsError, PermissionError):
+    """The server asks for more than the node's own limits allow."""
+
+    def __init__(self, limit: str, why: str) -> None:
+        super().__init__(f"refused by this node's limit {limit}: {why}")
+
+
+class OutdatedMessageError(GemsError):
+    """A message of an earlier round than the node has worked through."""
+
+
+class NotGoodEnoughError(GemsError, ValueError):
+    """Not even the centre is good enough, so there is no space around it.
+
+    Parameters
+    ----------
+    asked : float
+        The accuracy (at least) or loss (at most) that was asked for.
+    reached : float
+        What the centre reaches on the same data.
+    what : {"accuracy", "loss"}
+        Which of the two.
+    """
+
+    def __init__(self, asked: float, reached: float, what: str) -> None:
+        relation = "at least" if what == "accuracy" else "at most"
+        super().__init__(
+            f"epsilon: the centre must reach {what} {relation} {asked:g}, it reaches {reached:g}; "
+            "relax epsilon or train longer"
+        )
+        self.asked, self.reached, self.what = asked, reached, what
+
+
 def describe_fault(error: BaseException) -> str:
     """Return one line on an exception: its kind, its message, and where it was raised."""
     text = f"{type(error).__name__}: {error}"

@@ -1,6 +1,6 @@
 """Aggregation by files, for nodes that are never online together.
 
-A node writes its space to a file (`gems_flwr.spaces.save_space`) and brings it by whatever way
+A node writes its space to a file (`spaces.space_files.save_space`) and brings it by whatever way
 there is; the server aggregates the files it has and adds others as they come. Files pass the same
 checks as messages: a bad one is named and left out.
 """
@@ -16,20 +16,17 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from gems_flwr.disk import hold_folder, replacing
-from gems_flwr.errors import Failure, GemsError
-from gems_flwr.intersect import Aggregate, ConeOptions, OnEmpty, Select, aggregate_spaces
-from gems_flwr.spaces import (
-    BallSet,
-    ClassMomentCone,
-    LowRankCovariance,
-    Space,
-    SpaceError,
-    flatten_linear,
-    load_space,
-    unflatten_linear,
-)
-from gems_flwr.spaces.collection import SUFFIX, SpaceFolder
+from gems_flwr.disk.files import replacing
+from gems_flwr.disk.lock import hold_folder
+from gems_flwr.errors import Failure, GemsError, SpaceError
+from gems_flwr.intersect.aggregate import Aggregate, OnEmpty, aggregate_spaces
+from gems_flwr.intersect.cone_objective import ConeOptions
+from gems_flwr.intersect.result import Select
+from gems_flwr.spaces.ball import BallSet
+from gems_flwr.spaces.cone import ClassMomentCone
+from gems_flwr.spaces.covariance import LowRankCovariance
+from gems_flwr.spaces.output_layer import flatten_linear, unflatten_linear
+from gems_flwr.spaces.space_files import SUFFIX, Space, SpaceFolder, load_space
 
 
 class OfflineError(GemsError, ValueError):

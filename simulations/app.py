@@ -4,7 +4,7 @@ The run config's ``overrides`` are those of ``python -m simulations.run``; ``out
 folder for the results. A node's data is what its ``--node-config`` says: ``data='/srv/data'``, a
 folder of its own (see `simulations.data.own_data`), or ``partition-id=0``, a part of the data set.
 
-What a node gives away is what its own limits allow (`gems_flwr.client.NodeLimits`), also from its
+What a node gives away is what its own limits allow (`gems_flwr.NodeLimits`), also from its
 ``--node-config``. Raw data and noise from a known seed are refused here whatever they are: that
 is for ``python -m simulations.run``, where no node has data of its own.
 """
@@ -18,13 +18,15 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from gems_flwr.client import NodeLimits, Task, TaskSet, task_client_app
-from gems_flwr.client.guard import node_name
-from gems_flwr.strategies.events import log_event
+from gems_flwr.client.faults import node_name
+from gems_flwr.client.limits import NodeLimits
+from gems_flwr.client.task import Task, TaskSet
+from gems_flwr.client.task_app import task_client_app
+from gems_flwr.server.log import log_event
 from simulations.config import ConfigError, compose_config
 from simulations.data.own_data import own_folder
-from simulations.execution import run_server
-from simulations.experiment import experiment_of
+from simulations.experiment.execution import run_server
+from simulations.experiment.experiment import experiment_of
 
 # Beside a node's own data: what it has spent of its privacy.
 LEDGER = "privacy-spent.json"

@@ -26,11 +26,10 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gems_flwr.disk import file_fault
+from gems_flwr.disk.faults import file_fault
 from gems_flwr.errors import GemsError
-from simulations.multi_model.config import MultiModelConfig
-from simulations.streams.config import StreamConfig
-from simulations.training import TrainOptions
+from simulations.experiment.training import TrainOptions
+from simulations.options import MultiModelConfig, StreamConfig
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "conf"
 GROUPS = ("strategy", "dataset", "partition", "model", "backend")

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from gems_flwr.errors import GemsError
 from simulations.config import compose_config, explain
-from simulations.report import build_report
+from simulations.report.write_report import build_report
 from simulations.run import leave, run
 
 FOLDER = Path("runs/demo")

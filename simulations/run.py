@@ -23,10 +23,10 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.markup import escape
 
-from gems_flwr.disk import hold_folder
+from gems_flwr.disk.lock import hold_folder
 from gems_flwr.errors import GemsError
 from gems_flwr.runtime.checkpoint import CheckpointFolder
-from simulations.backends import run_on_backend
+from simulations.backends.launch import run_on_backend
 from simulations.config import (
     CONFIG_DIR,
     ConfigError,
@@ -35,9 +35,9 @@ from simulations.config import (
     to_run_config,
     variant_of,
 )
-from simulations.execution import finished_result, run_server
-from simulations.experiment import Experiment, experiment_of
-from simulations.progress import ProgressBar
+from simulations.experiment.execution import finished_result, run_server
+from simulations.experiment.experiment import Experiment, experiment_of
+from simulations.experiment.progress import ProgressBar
 
 
 def run(

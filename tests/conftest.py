@@ -19,9 +19,10 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from hypothesis import settings
 
-from gems_flwr import wire
-from gems_flwr.client.guard import fault_reply_mod, node_name
-from gems_flwr.runtime import InProcessGrid
+from gems_flwr.client.faults import fault_reply_mod, node_name
+from gems_flwr.runtime.inprocess_grid import InProcessGrid
+from gems_flwr.wire.model_replies import pack_metrics_reply, pack_name
+from gems_flwr.wire.records import to_numpy, to_record
 
 Arrays = dict[str, np.ndarray]
 
@@ -60,7 +61,7 @@ def small_model() -> Arrays:
 
 def initial_arrays() -> ArrayRecord:
     """The small model as Flower sends it."""
-    return wire.to_record(small_model())
+    return to_record(small_model())
 
 
 Behaviour = Callable[[Message, Context], Message | None]
@@ -91,12 +92,12 @@ def toy_app(behaviours: Mapping[int, Behaviour] | None = None, guarded: bool = T
         node = int(context.node_config["partition-id"])
         weight = message.content["arrays"]["weight"].numpy()
         metrics = {"mean_weight": float(weight.mean())}
-        content = wire.pack_metrics_reply(metrics, num_examples=node + 1, name=str(node))
+        content = pack_metrics_reply(metrics, num_examples=node + 1, name=str(node))
         return Message(content, reply_to=message)
 
     @app.query("introduce", mods=mods)
     def introduce(message: Message, context: Context) -> Message:
-        return Message(wire.pack_name(node_name(context)), reply_to=message)
+        return Message(pack_name(node_name(context)), reply_to=message)
 
     return app
 
@@ -104,7 +105,7 @@ def toy_app(behaviours: Mapping[int, Behaviour] | None = None, guarded: bool = T
 def train_reply(message: Message, context: Context, **changed: Any) -> Message:
     """Return the honest reply of a toy node, with some of its parts changed."""
     node = int(context.node_config["partition-id"])
-    arrays = wire.to_numpy(message.content["arrays"])
+    arrays = to_numpy(message.content["arrays"])
     trained = {
         key: array + array.dtype.type(node + 1) if array.dtype.kind == "f" else array
         for key, array in arrays.items()
@@ -112,9 +113,9 @@ def train_reply(message: Message, context: Context, **changed: Any) -> Message:
     trained.update(changed.pop("arrays", {}))
     metrics = {"num-examples": node + 1, "loss": 1.0 / (node + 1), **changed.pop("metrics", {})}
     content = RecordDict(
-        {"arrays": wire.to_record(trained), "metrics": MetricRecord(metrics), **changed}
+        {"arrays": to_record(trained), "metrics": MetricRecord(metrics), **changed}
     )
-    content["node"] = wire.pack_name(str(node))["node"]
+    content["node"] = pack_name(str(node))["node"]
     return Message(content, reply_to=message)
 
 
@@ -126,7 +127,7 @@ def grid() -> InProcessGrid:
 
 def record_equal(left: ArrayRecord, right: ArrayRecord) -> bool:
     """Whether two records hold the same bits."""
-    a, b = wire.to_numpy(left), wire.to_numpy(right)
+    a, b = to_numpy(left), to_numpy(right)
     return a.keys() == b.keys() and all(
         a[k].dtype == b[k].dtype and a[k].tobytes() == b[k].tobytes() for k in a
     )

@@ -9,11 +9,12 @@ ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = ROOT / "gems_flwr"
 
 # What may know of Flower; everything else in the library is mathematics.
-SHELL = ("strategies", "client", "runtime", "wire", "__main__.py")
+SHELL = ("strategies", "server", "client", "runtime", "wire", "__main__.py")
 # A lower room never imports from a higher one.
 STOREYS = [
     "simulations",
     "gems_flwr.strategies",
+    "gems_flwr.server",
     "gems_flwr.client",
     "gems_flwr.runtime",
     "gems_flwr.wire",
@@ -52,8 +53,9 @@ def test_the_mathematics_does_not_know_flower(path):
 
 def test_spaces_are_built_from_below():
     """A space knows neither who builds nor who intersects it, and a node intersects nothing."""
-    higher = ("intersect", "neurons", "networks")
-    for room, above in {"spaces": ("construct", *higher), "construct": higher}.items():
+    higher = ("intersect", "neuron_merging", "networks")
+    rooms = {"spaces": ("radii", "moments", *higher), "radii": higher, "moments": higher}
+    for room, above in rooms.items():
         for path in modules(LIBRARY / room):
             used = {name.split(".")[1] for name in imports(path) if name.startswith("gems_flwr.")}
             assert not used & set(above), path
@@ -68,8 +70,8 @@ def test_no_room_imports_from_a_storey_above(path):
     if floor is None:
         pytest.skip("not on a storey")
     above = STOREYS[:floor]
-    # Clients and strategies share what lies below them, and nothing else.
-    if STOREYS[floor] == "gems_flwr.strategies":
+    # What runs on a node and what runs on the server share what lies below them, and nothing else.
+    if STOREYS[floor] in ("gems_flwr.strategies", "gems_flwr.server"):
         above = [*above, "gems_flwr.client"]
     wrong = [i for i in imports(path) if any((i + ".").startswith(s + ".") for s in above)]
     assert not wrong

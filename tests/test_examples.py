@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from flwr.app import Context, RecordDict
 
-from gems_flwr.runtime import InProcessGrid, MeteredGrid
+from gems_flwr.runtime.inprocess_grid import InProcessGrid
+from gems_flwr.runtime.metered_grid import MeteredGrid
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 MODULES = ("client_app.py", "server_app.py", "task.py", "__init__.py")

@@ -4,34 +4,31 @@ import json
 
 import numpy as np
 import pytest
+from helpers_spaces import CURVED, FULL
 from safetensors.numpy import save_file
 
 from conftest import small_model
 from gems_flwr.__main__ import main
-from gems_flwr.averaging import Coordinator
-from gems_flwr.construct import ClassSums
-from gems_flwr.errors import CheckpointError
-from gems_flwr.intersect import aggregate_spaces
+from gems_flwr.averaging.synchronisation import Coordinator
+from gems_flwr.errors import CheckpointError, SpaceError
+from gems_flwr.intersect.aggregate import aggregate_spaces
+from gems_flwr.moments.class_sums import ClassSums
 from gems_flwr.runtime.checkpoint import save_arrays
-from gems_flwr.spaces import (
-    ClassMomentCone,
-    CurvedSpace,
-    Ellipsoid,
-    FullCovariance,
-    Radius,
-    SpaceError,
-    save_space,
-)
-from gems_flwr.spaces.errors import check_number
-from gems_flwr.strategies.journal import Journal
-from gems_flwr.strategies.ledger import Ledger, Tally
-from gems_flwr.strategies.records import RoundRecord, ServerState
-from test_fuzz import CURVED, FULL
+from gems_flwr.server.learner_state import Ledger, Tally
+from gems_flwr.server.round_log import RoundLog
+from gems_flwr.server.state import RoundRecord, ServerState
+from gems_flwr.spaces.checks import check_number
+from gems_flwr.spaces.cone import ClassMomentCone
+from gems_flwr.spaces.covariance import FullCovariance
+from gems_flwr.spaces.curved_space import CurvedSpace
+from gems_flwr.spaces.ellipsoid import EllipsoidSpace
+from gems_flwr.spaces.radius import Radius
+from gems_flwr.spaces.space_files import save_space
 
 
 def journal_with(folder, arrays=None, meta=None):
     """Write the checkpoint of round 1 with something changed."""
-    journal = Journal(folder, strategy="S", seed=0, model=small_model())
+    journal = RoundLog(folder, strategy="S", seed=0, model=small_model())
     journal.begin(ServerState(small_model(), (RoundRecord(0),)))
     journal.save(ServerState(small_model(), (RoundRecord(0), RoundRecord(1))))
     groups, saved = journal.files.load()
@@ -58,7 +55,7 @@ def test_meta_that_is_no_object_is_refused(tmp_path):
     header = {"format": "gems-flwr-1", "order": "[]", "meta": "[1]"}
     save_file({}, tmp_path / "checkpoint.safetensors", metadata=header)
     with pytest.raises(CheckpointError, match="expected an object"):
-        Journal(tmp_path, strategy="S", seed=0, model={}).load()
+        RoundLog(tmp_path, strategy="S", seed=0, model={}).load()
 
 
 @pytest.mark.parametrize("change", [{"known": 3}, {"losses": None}, {"surplus": 1}])
@@ -108,12 +105,12 @@ def test_a_curve_of_zeros_does_not_stop_the_server():
     nothing = CurvedSpace(CURVED.space, np.zeros(2))
     found = aggregate_spaces([nothing, CURVED], auto_epsilon=True)
     assert np.isfinite(found.point).all()
-    tiny = Ellipsoid(CURVED.space.center, CURVED.space.radii, Radius(1e-30, "worst", 0.1))
+    tiny = EllipsoidSpace(CURVED.space.center, CURVED.space.radii, Radius(1e-30, "worst", 0.1))
     for epsilon in (0.1, 1.0):
         assert np.isfinite(CurvedSpace(tiny, CURVED.curve).at(epsilon).radii).all()
     # Axes over a radius of 1e-320 are infinite, and times a radius of 0 no numbers at all.
     for value in (0.0, 1e-320):
-        flat = Ellipsoid(CURVED.space.center, CURVED.space.radii, Radius(value, "worst", 0.1))
+        flat = EllipsoidSpace(CURVED.space.center, CURVED.space.radii, Radius(value, "worst", 0.1))
         with pytest.raises(SpaceError, match="at least 1e-30"):
             CurvedSpace(flat, CURVED.curve)
 

@@ -11,7 +11,8 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from gems_flwr.averaging.means import Arrays, weighted_mean
+from gems_flwr.averaging.means import weighted_mean
+from gems_flwr.typing import Arrays
 
 
 def squared_distance(one: Arrays, other: Arrays, ignore: Collection[str] = ()) -> float:

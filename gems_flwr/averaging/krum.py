@@ -24,10 +24,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from gems_flwr.averaging.means import Arrays
-from gems_flwr.averaging.robust import by_coordinate
-
-Float = NDArray[np.float64]
+from gems_flwr.averaging.robust_means import by_coordinate
+from gems_flwr.typing import Arrays, Float
 
 
 def squared_distances(models: Sequence[Arrays]) -> Float:

@@ -26,7 +26,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from gems_flwr.averaging.means import Arrays, weighted_mean, weighted_sum
+from gems_flwr.averaging.means import weighted_mean, weighted_sum
+from gems_flwr.typing import Arrays
 
 Vector = NDArray
 

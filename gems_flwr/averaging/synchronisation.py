@@ -1,7 +1,7 @@
 """An averaging of models that live on the nodes: who gets what, and what is kept of it.
 
 Shared by periodic averaging, dynamic averaging and the last synchronisation of a run, so that every
-mean of models is made by one rule (see `gems_flwr.averaging.rules`).
+mean of models is made by one rule (see `gems_flwr.averaging.robust_rules`).
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gems_flwr.averaging.means import Arrays, with_floats_of
-from gems_flwr.averaging.rules import Combined, RobustRule, combine
+from gems_flwr.averaging.means import with_floats_of
+from gems_flwr.averaging.robust_rules import Combined, RobustRule, combine
+from gems_flwr.typing import Arrays
 
 
 @dataclass(frozen=True)

@@ -19,25 +19,21 @@ from urllib.parse import quote
 
 from flwr.app import Message
 
-from gems_flwr import wire
-from gems_flwr.construct import (
-    MIN_COUNT,
-    ClassSums,
-    ScoreRequest,
-    SpaceRequest,
-    allowed_rank,
-    is_rank,
-    may_send_full,
-)
-from gems_flwr.errors import GemsError
-from gems_flwr.spaces import ClassMomentCone, CurvedSpace, LowRankCovariance, Space
-
-
-class RefusedError(GemsError, PermissionError):
-    """The server asks for more than the node's own limits allow."""
-
-    def __init__(self, limit: str, why: str) -> None:
-        super().__init__(f"refused by this node's limit {limit}: {why}")
+from gems_flwr.errors import RefusedError
+from gems_flwr.moments.automatic_rank import allowed_rank, may_send_full
+from gems_flwr.moments.class_sums import ClassSums
+from gems_flwr.moments.cone_building import MIN_COUNT
+from gems_flwr.spaces.cone import ClassMomentCone
+from gems_flwr.spaces.covariance import LowRankCovariance
+from gems_flwr.spaces.curved_space import CurvedSpace
+from gems_flwr.spaces.space_files import Space
+from gems_flwr.wire.averaging_replies import requested_averaging
+from gems_flwr.wire.keys import EVALUATE, INTRODUCE, TRAIN
+from gems_flwr.wire.multi_model_requests import requested_models
+from gems_flwr.wire.neuron_replies import requested_neurons
+from gems_flwr.wire.requests import ScoreRequest, SpaceRequest, is_rank
+from gems_flwr.wire.space_replies import requested_space, wants_score
+from gems_flwr.wire.statistics_replies import requested_statistics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +47,7 @@ class NodeLimits:
         number is refused; one that leaves it open gets this one.
     largest_rank : "auto", "full" or int, default "auto"
         Most directions of a class's covariance: no more than the number of its samples allows
-        (see `gems_flwr.construct.automatic`); any number, full moments and sums included; or a
+        (see `gems_flwr.moments.automatic_rank`); any number, full moments and sums included; or a
         fixed number, whatever the number of samples. Noise for differential privacy protects by
         itself: such requests are not limited by it, nor by `min_count`.
     require_dp : bool, default False
@@ -226,18 +222,18 @@ class NodeLimits:
         that asks for something else besides would have another mod answer it.
         """
         content, kind = message.content, message.metadata.message_type
-        if kind.startswith(wire.EVALUATE):
+        if kind.startswith(EVALUATE):
             self.check_score(ScoreRequest())
-        if not self.require_dp or kind == wire.INTRODUCE:
+        if not self.require_dp or kind == INTRODUCE:
             return
-        ours = wire.requested_space(content) is not None or wire.wants_score(content)
+        ours = requested_space(content) is not None or wants_score(content)
         others = (
-            wire.requested_averaging,
-            wire.requested_models,
-            wire.requested_neurons,
-            wire.requested_statistics,
+            requested_averaging,
+            requested_models,
+            requested_neurons,
+            requested_statistics,
         )
-        if not ours or kind != wire.TRAIN or any(asked(content) is not None for asked in others):
+        if not ours or kind != TRAIN or any(asked(content) is not None for asked in others):
             raise RefusedError("require_dp", "models and statistics leave the node without noise")
 
     def ledger_of(self, node: str) -> Path | None:

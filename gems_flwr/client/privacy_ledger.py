@@ -2,8 +2,8 @@
 
 Written before a release leaves the node: a crash in between spends too much, never too little. What
 is kept is the sum of squared mu of all Gaussian releases, from which any (epsilon, delta) follows
-(see `gems_flwr.construct.privacy`). It lies in the node's state in Flower and in a file: the state
-is that of one run, and gone when a SuperNode restarts. The larger of the two counts.
+(see `gems_flwr.moments.private_release`). It lies in the node's state in Flower and in a file:
+the state is that of one run, and gone when a SuperNode restarts. The larger of the two counts.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pathlib import Path
 
 from flwr.app import ConfigRecord, Context
 
-from gems_flwr import wire
-from gems_flwr.client.guard import node_name
-from gems_flwr.client.limits import NodeLimits, RefusedError
-from gems_flwr.construct import spent_epsilon
-from gems_flwr.disk import write_atomically
-from gems_flwr.errors import CheckpointError
+from gems_flwr.client.faults import node_name
+from gems_flwr.client.limits import NodeLimits
+from gems_flwr.disk.files import write_atomically
+from gems_flwr.errors import CheckpointError, RefusedError
+from gems_flwr.moments.private_release import spent_epsilon
+from gems_flwr.wire.keys import PRIVACY_SPENT, SQUARED_MU
 
 try:
     import fcntl
@@ -63,13 +63,13 @@ def spend(squared_mu: float, limits: NodeLimits, context: Context) -> float:
             )
         if path is not None:
             write_atomically(path, json.dumps({"squared_mu": total}).encode())
-        context.state[wire.PRIVACY_SPENT] = ConfigRecord({wire.SQUARED_MU: total})
+        context.state[PRIVACY_SPENT] = ConfigRecord({SQUARED_MU: total})
     return epsilon
 
 
 def _in_state(context: Context) -> float:
-    record = context.state.get(wire.PRIVACY_SPENT)
-    value = record.get(wire.SQUARED_MU) if isinstance(record, ConfigRecord) else 0.0
+    record = context.state.get(PRIVACY_SPENT)
+    value = record.get(SQUARED_MU) if isinstance(record, ConfigRecord) else 0.0
     return float(value) if isinstance(value, int | float) else 0.0
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
-from gems_flwr.averaging import Arrays
+from gems_flwr.typing import Arrays
 
 
 @dataclass(frozen=True)

@@ -11,34 +11,20 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor
-
+from gems_flwr.errors import EmptyIntersectionError
+from gems_flwr.intersect.cone_objective import ConeOptions
 from gems_flwr.intersect.cones import solve_cones
-from gems_flwr.intersect.front import intersect
-from gems_flwr.intersect.options import ConeOptions
+from gems_flwr.intersect.intersect import intersect
 from gems_flwr.intersect.result import Intersection, Select, node_margins
 from gems_flwr.intersect.subsets import largest_subset
+from gems_flwr.intersect.tuning import fine_tune_linear, tune_cones
+from gems_flwr.samples import Samples
 from gems_flwr.spaces.cone import ClassMomentCone
-from gems_flwr.spaces.curve import CurvedSpace
-from gems_flwr.spaces.files import Space
-from gems_flwr.tuning import fine_tune_linear, tune_cones
+from gems_flwr.spaces.curved_space import CurvedSpace
+from gems_flwr.spaces.space_files import Space
+from gems_flwr.typing import Float
 
-Float = NDArray[np.float64]
 OnEmpty = Literal["least", "relax", "fail", "retrain", "subset"]
-
-
-class EmptyIntersectionError(ValueError):
-    """No model is good enough for all nodes, and the caller wanted to hear of it."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Public:
-    """A public sample: inputs of the linear layer, of shape (n, D), and classes, of shape (n,)."""
-
-    inputs: Tensor
-    labels: Tensor
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,7 +62,7 @@ def aggregate_spaces(
     auto_epsilon: bool = False,
     on_empty: OnEmpty = "least",
     cone_options: ConeOptions | None = None,
-    public: Public | None = None,
+    public: Samples | None = None,
     rate: float = 1e-3,
     start: Float | None = None,
     seed: int = 0,

@@ -24,16 +24,14 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gems_flwr.intersect.result import Intersection, Select, Status, in_all, node_margins, walk_from
 from gems_flwr.intersect.simplex import maximise_on_simplex
-from gems_flwr.spaces.ball import Ball
+from gems_flwr.spaces.ball import BallSpace
+from gems_flwr.typing import Float
 
-Float = NDArray[np.float64]
 
-
-def two_balls(first: Ball, second: Ball) -> Float:
+def two_balls(first: BallSpace, second: BallSpace) -> Float:
     """Return the point of 2018 between two centres: in both balls if they meet at all."""
     r1, r2 = first.radius.value, second.radius.value
     c1, c2 = first.center.astype(np.float64), second.center.astype(np.float64)
@@ -43,13 +41,13 @@ def two_balls(first: Ball, second: Ball) -> Float:
 
 
 def intersect_balls(
-    balls: Sequence[Ball], select: Select = "first", tolerance: float = 1e-10
+    balls: Sequence[BallSpace], select: Select = "first", tolerance: float = 1e-10
 ) -> Intersection:
     """Return a point in all balls, or a proof that there is none.
 
     Parameters
     ----------
-    balls : sequence of Ball
+    balls : sequence of BallSpace
         One per node, of one dimension.
     select : {"first", "margin"}
         First feasible point on the way from the average (as in the papers), or the point
@@ -94,7 +92,7 @@ def intersect_balls(
 class _Problem:
     """The dual of K balls: Gram matrix of the centres around their mean, and radii."""
 
-    def __init__(self, balls: Sequence[Ball], tolerance: float) -> None:
+    def __init__(self, balls: Sequence[BallSpace], tolerance: float) -> None:
         if not balls:
             raise ValueError("balls: expected at least one, got none")
         dimensions = sorted({ball.dimension for ball in balls})

@@ -13,7 +13,7 @@ is convex and rising in minus the margin, and sqrt(v) is convex in the weights).
 Decided here: entries of the same class with *full* moments are pooled exactly before, so the
 result does not depend on how the data was split; low-rank entries and clusters of a class
 stay entries of their own, weighted by count. A public sample may join with its own loss
-(see `gems_flwr.tuning`).
+(see `gems_flwr.intersect.tuning`).
 """
 
 from __future__ import annotations
@@ -23,17 +23,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from gems_flwr.intersect.objective import ConeObjective, PublicSample
-from gems_flwr.intersect.options import ConeOptions
-from gems_flwr.intersect.pooled import pool_moments
+from gems_flwr.intersect.cone_objective import ConeObjective, ConeOptions, PublicSample
+from gems_flwr.intersect.pooled_moments import pool_moments
 from gems_flwr.intersect.result import Intersection, in_all, node_margins
 from gems_flwr.spaces.cone import ClassMomentCone
-from gems_flwr.spaces.layout import flatten_linear
-
-Float = NDArray[np.float64]
+from gems_flwr.spaces.output_layer import flatten_linear
+from gems_flwr.typing import Float
 
 
 def solve_cones(

@@ -15,20 +15,17 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gems_flwr.intersect.result import Intersection, in_all, node_margins
-from gems_flwr.spaces.ball import Ball
-
-Float = NDArray[np.float64]
+from gems_flwr.spaces.ball import BallSpace
 
 
-def descend_equation2(balls: Sequence[Ball], steps: int = 20_000) -> Intersection:
+def descend_equation2(balls: Sequence[BallSpace], steps: int = 20_000) -> Intersection:
     """Return the first point in all balls that descent on Eq. 2 meets, if it does.
 
     Parameters
     ----------
-    balls : sequence of Ball
+    balls : sequence of BallSpace
         One per node.
     steps : int
         Steps at most.

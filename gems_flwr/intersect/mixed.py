@@ -18,17 +18,15 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gems_flwr.intersect.quadratics import Quadratics, maximise_dual
 from gems_flwr.intersect.result import Intersection, Select, Status, in_all, node_margins, walk_from
-from gems_flwr.spaces.ball import Ball
-from gems_flwr.spaces.cone import ClassMomentCone
-from gems_flwr.spaces.ellipsoid import Ellipsoid
-from gems_flwr.spaces.margins import half_spaces
+from gems_flwr.spaces.ball import BallSpace
+from gems_flwr.spaces.cone import ClassMomentCone, half_spaces
+from gems_flwr.spaces.ellipsoid import EllipsoidSpace
+from gems_flwr.typing import Float
 
-Float = NDArray[np.float64]
-Convex = Ball | Ellipsoid | ClassMomentCone
+Convex = BallSpace | EllipsoidSpace | ClassMomentCone
 
 
 def intersect_convex(
@@ -42,7 +40,7 @@ def intersect_convex(
 
     Parameters
     ----------
-    spaces : sequence of Ball, Ellipsoid or ClassMomentCone
+    spaces : sequence of BallSpace, EllipsoidSpace or ClassMomentCone
         One per node, of one dimension.
     select : {"first", "margin"}
         First feasible point on the way from the average, or the point whose largest
@@ -85,7 +83,7 @@ class _CuttingPlanes:
 
     def __init__(
         self,
-        centered: Sequence[Ball | Ellipsoid],
+        centered: Sequence[BallSpace | EllipsoidSpace],
         cones: Sequence[ClassMomentCone],
         origin: Float,
         tolerance: float,

@@ -19,13 +19,11 @@ import dataclasses
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gems_flwr.intersect.simplex import maximise_on_simplex
-from gems_flwr.spaces.ball import Ball
-from gems_flwr.spaces.ellipsoid import Ellipsoid
-
-Float = NDArray[np.float64]
+from gems_flwr.spaces.ball import BallSpace
+from gems_flwr.spaces.ellipsoid import EllipsoidSpace
+from gems_flwr.typing import Float
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,10 +43,10 @@ class Quadratics:
     g: Float
 
     @classmethod
-    def of(cls, space: Ball | Ellipsoid, origin: Float) -> Quadratics:
+    def of(cls, space: BallSpace | EllipsoidSpace, origin: Float) -> Quadratics:
         """Return the constraint of one space, with weights counted from ``origin``."""
         center = space.center.astype(np.float64) - origin
-        if isinstance(space, Ball):
+        if isinstance(space, BallSpace):
             # Over r^2, so that all constraints are free of units; over 1 for a point.
             factor = 1.0 / space.radius.value**2 if space.radius.value > 0 else 1.0
             a = np.full_like(center, factor)

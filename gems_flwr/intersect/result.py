@@ -12,12 +12,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
+from gems_flwr.spaces.space_files import Space
+from gems_flwr.typing import Float
 
-from gems_flwr.spaces.files import Space
-
-Float = NDArray[np.float64]
 Status = Literal["feasible", "empty", "undecided"]
 Select = Literal["first", "margin", "objective"]
 

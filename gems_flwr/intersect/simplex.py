@@ -12,7 +12,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-Float = NDArray[np.float64]
+from gems_flwr.typing import Float
+
 Stop = Callable[[Float], bool]
 
 

@@ -15,9 +15,9 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
-from gems_flwr.intersect.front import intersect
+from gems_flwr.intersect.intersect import intersect
 from gems_flwr.intersect.result import Intersection, Select
-from gems_flwr.spaces.files import Space
+from gems_flwr.spaces.space_files import Space
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -23,9 +23,8 @@ import numpy as np
 from gems_flwr.intersect.balls import intersect_balls
 from gems_flwr.intersect.mixed import Convex, intersect_convex
 from gems_flwr.intersect.result import Intersection, Select, Status
-from gems_flwr.spaces.ball import Ball
-from gems_flwr.spaces.ball_set import BallSet
-from gems_flwr.spaces.files import Space
+from gems_flwr.spaces.ball import BallSet, BallSpace
+from gems_flwr.spaces.space_files import Space
 
 
 def intersect_unions(
@@ -82,7 +81,7 @@ class _Search:
         self.solved += 1
         self.left -= 1
         spaces = self.chosen(picks)
-        balls = [space for space in spaces if isinstance(space, Ball)]
+        balls = [space for space in spaces if isinstance(space, BallSpace)]
         if len(balls) == len(spaces):
             result = intersect_balls(balls, select or self.select)
         else:
@@ -114,7 +113,7 @@ class _Search:
     def _ranked(self, depth: int, picks: Sequence[int]) -> list[int]:
         """Return the balls of a node, nearest to those chosen so far first."""
         options = self.sets[self.order[depth]]
-        before = [s.center for s in self.chosen(picks) if isinstance(s, Ball)]
+        before = [s.center for s in self.chosen(picks) if isinstance(s, BallSpace)]
         if not before or len(options) == 1:
             return list(range(len(options)))
         middle = np.mean(before, axis=0)
@@ -124,9 +123,9 @@ class _Search:
         """Return False only with a proof that the partial choice has no common point."""
         spaces = self.chosen(picks)
         last = spaces[-1]
-        if isinstance(last, Ball):
+        if isinstance(last, BallSpace):
             for other in spaces[:-1]:
-                if isinstance(other, Ball):
+                if isinstance(other, BallSpace):
                     apart = -other.margin(last.center) - last.radius.value
                     if apart > 1e-9 * (1 + other.radius.value + last.radius.value):
                         return False

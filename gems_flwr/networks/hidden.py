@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gems_flwr.averaging import Arrays
-from gems_flwr.construct import Activation, activation_of, draw_rows
-from gems_flwr.networks.data import Data, batches
+from gems_flwr.networks.inputs import Data, batches, watch
 from gems_flwr.networks.layers import weight_layers
 from gems_flwr.networks.surgery import resize_model
-from gems_flwr.networks.watch import watch
+from gems_flwr.radii.activations import Activation, activation_of
+from gems_flwr.radii.neuron_data import draw_rows
+from gems_flwr.typing import Arrays
 
 _CHUNK_VALUES = 16 * 2**20
 
@@ -58,7 +58,7 @@ def read_neuron_inputs(
     index : int
         Which layer, from 0.
     data : pair of arrays, or iterable of batches
-        See `gems_flwr.networks.batches`.
+        See `gems_flwr.networks.inputs.batches`.
     max_rows : int
         Rows to return at most: of all samples, or of all patches.
     seed : int

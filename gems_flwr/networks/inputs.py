@@ -1,19 +1,108 @@
-"""The inputs of a model's linear output layer, on whatever data a user has.
+"""A node's data in any of the usual forms, as batches of tensors.
+
+Data may come as a pair of arrays or as batches, from a torch ``DataLoader`` or Flower's datasets.
+
+Running a model and noting what some of its modules see.
+
+The inputs of a model's linear output layer, on whatever data a user has.
 
 A good-enough space of one round is about the output layer, seen from the layers below it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor, nn
 
-from gems_flwr.averaging import Arrays
-from gems_flwr.construct import LayerInputs
-from gems_flwr.networks.data import Data, batches
 from gems_flwr.networks.surgery import resize_model
-from gems_flwr.networks.watch import on_device_of, watch
-from gems_flwr.spaces import OutputLayer, find_output_layer
+from gems_flwr.samples import Samples
+from gems_flwr.spaces.output_layer import OutputLayer, find_output_layer
+from gems_flwr.typing import Arrays
+
+Data = tuple[Any, Any] | Iterable[Any]
+
+_BATCH = 4096
+_LABEL_NAMES = ("label", "labels", "target", "y", "fine_label")
+
+
+def batches(data: Data) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield inputs and labels of data in any of the usual forms.
+
+    Parameters
+    ----------
+    data : pair of arrays, or iterable of batches
+        A batch is a pair of inputs and labels, or a mapping with one entry called ``label``,
+        ``labels``, ``target`` or ``y`` and one other.
+    """
+    if isinstance(data, tuple | list) and len(data) == 2 and hasattr(data[1], "shape"):
+        inputs, labels = torch.as_tensor(data[0]), torch.as_tensor(data[1])
+        for start in range(0, len(labels), _BATCH):
+            yield inputs[start : start + _BATCH], labels[start : start + _BATCH]
+        return
+    for batch in data:
+        inputs, labels = _pair(batch)
+        yield torch.as_tensor(inputs), torch.as_tensor(labels)
+
+
+def _pair(batch: Any) -> tuple[Any, Any]:
+    if not isinstance(batch, Mapping):
+        inputs, labels = batch
+        return inputs, labels
+    named = [key for key in batch if key in _LABEL_NAMES]
+    others = [key for key in batch if key not in _LABEL_NAMES]
+    if len(named) != 1 or len(others) != 1:
+        raise ValueError(
+            f"a batch must have its inputs and one of {list(_LABEL_NAMES)}, got {list(batch)}"
+        )
+    return batch[others[0]], batch[named[0]]
+
+
+class Step(NamedTuple):
+    """One call of a module: its name, first input and output."""
+
+    name: str
+    inputs: Tensor
+    outputs: Tensor
+
+
+def watch(model: nn.Module, x: Tensor, names: Iterable[str]) -> list[Step]:
+    """Return the calls of some modules in the order in which they ran.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Run once on `x`, without gradients.
+    x : tensor
+        A batch; moved to where the model is.
+    names : iterable of str
+        Names of submodules.
+    """
+    seen: list[Step] = []
+
+    def hook(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def note(_: nn.Module, arguments: Any, out: Any) -> None:
+            seen.append(Step(name, arguments[0].detach(), out.detach()))
+
+        return note
+
+    modules = dict(model.named_modules())
+    handles = [modules[name].register_forward_hook(hook(name)) for name in names]
+    try:
+        with torch.no_grad():
+            model(on_device_of(model, x))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
+
+
+def on_device_of(model: nn.Module, x: Tensor) -> Tensor:
+    """Return a batch as the model wants it."""
+    weight = next(model.parameters())
+    return x.to(weight.device, weight.dtype)
 
 
 class LayerReader:
@@ -57,7 +146,7 @@ class LayerReader:
             )
         return layer
 
-    def read(self, data: Data, layer: OutputLayer) -> LayerInputs:
+    def read(self, data: Data, layer: OutputLayer) -> Samples:
         """Return the layer's inputs on all of the data."""
         inputs, labels = [], []
         for x, y in batches(data):
@@ -65,7 +154,7 @@ class LayerReader:
             labels.append(y.reshape(-1).long())
         if not inputs:
             raise ValueError("there is no data to build a space on")
-        result = LayerInputs(torch.cat(inputs), torch.cat(labels))
+        result = Samples(torch.cat(inputs), torch.cat(labels))
         if result.inputs.shape[1] != layer.features:
             raise ValueError(
                 f"the output layer has {layer.features} inputs, the data gives "

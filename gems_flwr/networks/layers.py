@@ -19,7 +19,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from gems_flwr.averaging import Arrays
+from gems_flwr.typing import Arrays
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from gems_flwr.construct.clusters import k_means
+from gems_flwr.moments.class_clusters import k_means
 from gems_flwr.networks.layers import weight_layers
 
 

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from gems_flwr.averaging import Arrays
 from gems_flwr.networks.layers import weight_layers
+from gems_flwr.typing import Arrays
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -31,15 +31,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from gems_flwr.disk import (
-    CHECKSUM,
-    checksum,
-    disk_faults,
-    make_folder,
-    replacing,
-    verify_checksum,
-    write_atomically,
-)
+from gems_flwr.disk.faults import disk_faults
+from gems_flwr.disk.files import CHECKSUM, checksum, replacing, verify_checksum, write_atomically
+from gems_flwr.disk.lock import make_folder
 from gems_flwr.errors import CheckpointError
 
 FORMAT = "gems-flwr-1"

@@ -24,8 +24,8 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from gems_flwr import wire
 from gems_flwr.errors import describe_fault
+from gems_flwr.wire.records import instruction_round, payload_bytes
 
 # Flower's code for a node that does not answer any more; the enum is not public.
 NODE_LOST = 5
@@ -260,11 +260,11 @@ class MeteredGrid(Grid):
 
     def _count_down(self, messages: list[Message]) -> None:
         for message in messages:
-            server_round = wire.instruction_round(message.content) or 0
+            server_round = instruction_round(message.content) or 0
             node = message.metadata.dst_node_id
             self._sent[message.metadata.message_id] = (server_round, node)
             self._round_of_node[node] = server_round
-            size = wire.payload_bytes(message.content)
+            size = payload_bytes(message.content)
             self._add(server_round, node, Traffic(bytes_down=size, messages_down=1))
 
     def _count_up(self, replies: list[Message]) -> None:
@@ -275,9 +275,7 @@ class MeteredGrid(Grid):
                 reply.metadata.reply_to_message_id, (self._round_of_node.get(source, 0), source)
             )
             size = (
-                len(reply.error.reason or "")
-                if reply.has_error()
-                else wire.payload_bytes(reply.content)
+                len(reply.error.reason or "") if reply.has_error() else payload_bytes(reply.content)
             )
             self._add(server_round, node, Traffic(bytes_up=size, messages_up=1))
 

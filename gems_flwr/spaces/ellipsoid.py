@@ -2,7 +2,7 @@
 
 Model Aggregation via Good-Enough Model Spaces (2019), Appendix A, Eq. 4:
 ``H_k = {w : sum_i (w_i - c_i)^2 / r_i^2 <= 1}``. The radii come from the Fisher diagonal
-(Eq. 5, see `gems_flwr.construct.fisher`).
+(Eq. 5, see `gems_flwr.radii.fisher_axes`).
 
 Decided here: every axis must be longer than zero (Eq. 4 divides by it). The distance is the
 Euclidean one, from the single root of the secular equation
@@ -20,13 +20,14 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 
 from gems_flwr.bounds import MIN_RADIUS
+from gems_flwr.errors import SpaceError
 from gems_flwr.spaces.ball import TOLERANCE, as_point
-from gems_flwr.spaces.errors import SpaceError, check_array, check_keys, take
+from gems_flwr.spaces.checks import check_array, check_keys, take
 from gems_flwr.spaces.radius import Radius
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Ellipsoid:
+class EllipsoidSpace:
     """All models within an axis-aligned ellipsoid.
 
     Parameters
@@ -111,7 +112,7 @@ class Ellipsoid:
         return arrays, {"kind": self.kind, "radius": self.radius.to_meta()}
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> Ellipsoid:
+    def from_arrays(cls, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> EllipsoidSpace:
         """Build an ellipsoid from what `to_arrays` returned, checking everything again."""
         check_keys(arrays, ["center", "radii"], "an ellipsoid")
         radius = Radius.from_meta(take(meta, "radius", "the ellipsoid's meta"))

@@ -22,14 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gems_flwr.bounds import MAX_DIRECTIONS, MAX_WEIGHT
-from gems_flwr.spaces.errors import (
-    SpaceError,
-    check_array,
-    check_integer,
-    check_number,
-    shown,
-    take,
-)
+from gems_flwr.errors import SpaceError
+from gems_flwr.spaces.checks import check_array, check_integer, check_number, shown, take
 from gems_flwr.spaces.radius import METHODS, Method
 
 

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from gems_flwr.bounds import MAX_DIRECTIONS, MAX_WEIGHT
-from gems_flwr.spaces.errors import SpaceError, check_integer, check_number, shown, take
+from gems_flwr.errors import SpaceError
+from gems_flwr.spaces.checks import check_integer, check_number, shown, take
 
 Method = Literal["sampled", "worst", "certified", "bisection", "growing"]
 METHODS: tuple[str, ...] = get_args(Method)

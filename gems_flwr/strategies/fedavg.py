@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
-from gems_flwr import wire
-from gems_flwr.averaging import Arrays, combine
-from gems_flwr.strategies.exchange import Answer
-from gems_flwr.strategies.records import RoundOutcome, ServerState
-from gems_flwr.strategies.robust_averaging import AveragesModels, Outvoted
+from gems_flwr.averaging.robust_rules import combine
+from gems_flwr.server.exchange import Answer
+from gems_flwr.server.model_averaging import AveragesModels, Outvoted
+from gems_flwr.server.state import RoundOutcome, ServerState
+from gems_flwr.typing import Arrays
+from gems_flwr.wire.model_replies import ModelReply
 
 
 @dataclass(kw_only=True, eq=False)
@@ -22,7 +23,7 @@ class FedAvg(AveragesModels):
 
     On the same replies in the same order the result equals that of Flower's own FedAvg bit for
     bit, except that integer arrays stay integers; with `robust` that of Flower's FedMedian,
-    FedTrimmedAvg, Krum, MultiKrum or Bulyan (see `gems_flwr.averaging.rules` for what differs).
+    FedTrimmedAvg, Krum, MultiKrum or Bulyan (see `averaging.robust_rules` for what differs).
 
     Parameters
     ----------
@@ -51,7 +52,7 @@ class FedAvg(AveragesModels):
         outcome = super().play_round(server_round, state, grid, train_config, evaluate_config)
         return dataclasses.replace(outcome, details=self._outvoted.to_details(self.rule))
 
-    def aggregate(self, answers: Sequence[Answer[wire.ModelReply]]) -> Arrays:
+    def aggregate(self, answers: Sequence[Answer[ModelReply]]) -> Arrays:
         """Return the (weighted) mean of the nodes' models, or what the rule makes of them."""
         weights = [a.value.num_examples if self.weighted else 1.0 for a in answers]
         combined = combine(self.rule, [a.value.arrays for a in answers], weights)

@@ -17,55 +17,51 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import numpy as np
 from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from gems_flwr import wire
-from gems_flwr.averaging import Arrays
-from gems_flwr.construct import (
-    MIN_COUNT,
-    ClassSums,
-    Rank,
-    ScoreRequest,
-    SpaceRequest,
-    cone_from_sums,
-)
 from gems_flwr.errors import DiskError
-from gems_flwr.intersect import (
-    Aggregate,
-    ConeOptions,
-    Public,
-    aggregate_spaces,
-    audit_nodes,
-    screen_spaces,
+from gems_flwr.intersect.aggregate import Aggregate, OnEmpty, aggregate_spaces
+from gems_flwr.intersect.audit import audit_nodes
+from gems_flwr.intersect.cone_objective import ConeOptions
+from gems_flwr.intersect.result import Select
+from gems_flwr.intersect.screen_spaces import screen_spaces
+from gems_flwr.moments.class_sums import ClassSums
+from gems_flwr.moments.cone_building import MIN_COUNT, Rank, cone_from_sums
+from gems_flwr.networks.layers import weight_layers
+from gems_flwr.samples import Samples
+from gems_flwr.server.log import log_warning
+from gems_flwr.server.loop import RoundLoop
+from gems_flwr.server.public_tuning import check_tuning, first_samples
+from gems_flwr.server.screening import plausible, unchecked_details
+from gems_flwr.server.state import RoundOutcome, ServerState
+from gems_flwr.spaces.ball import BallSet, BallSpace
+from gems_flwr.spaces.cone import ClassMomentCone
+from gems_flwr.spaces.curved_space import CurvedSpace
+from gems_flwr.spaces.output_layer import OutputLayer, find_output_layer
+from gems_flwr.spaces.space_files import Space, SpaceFolder
+from gems_flwr.typing import Arrays
+from gems_flwr.wire.keys import EVALUATE, TRAIN
+from gems_flwr.wire.neuron_replies import freeze_below
+from gems_flwr.wire.records import to_record
+from gems_flwr.wire.requests import ScoreRequest, SpaceRequest
+from gems_flwr.wire.space_replies import (
+    NodeSpace,
+    ask_for_score,
+    ask_for_space,
+    unpack_score_reply,
+    unpack_space_reply,
 )
-from gems_flwr.networks import weight_layers
-from gems_flwr.spaces import (
-    Ball,
-    BallSet,
-    ClassMomentCone,
-    CurvedSpace,
-    OutputLayer,
-    Space,
-    find_output_layer,
-)
-from gems_flwr.spaces.collection import SpaceFolder
-from gems_flwr.strategies.events import log_warning
-from gems_flwr.strategies.gems_details import (
-    Spaces,
-    intersection_details,
-    left_out_details,
-    without_curve,
-)
-from gems_flwr.strategies.gems_options import Kind, check_gems_options
-from gems_flwr.strategies.loop import RoundLoop
-from gems_flwr.strategies.public_tuning import check_tuning, first_samples
-from gems_flwr.strategies.records import RoundOutcome, ServerState
-from gems_flwr.strategies.screening import plausible, unchecked_details
 
+if TYPE_CHECKING:
+    pass
+
+Kind = Literal["ball", "ellipsoid", "cone"]
+Spaces = Mapping[str, Space | CurvedSpace]
 # The paper's epsilon for MNIST; for a cone, the mildest demand that is convex.
 DEFAULT_EPSILON = {"ball": 0.4, "ellipsoid": 0.4, "cone": 0.5}
 
@@ -88,11 +84,11 @@ class Gems(RoundLoop):
         How radii are found. ``sampled`` is the papers' and too large: random directions miss
         the bad ones. ``worst`` and ``certified`` are honest, and then balls rarely meet.
     directions, floor, rank, clusters, int8, min_count, sums
-        See `gems_flwr.construct.SpaceRequest`.
+        See `gems_flwr.wire.requests.SpaceRequest`.
     dp_epsilon, dp_delta, dp_clip, dp_classes, dp_seeded
         The same; scores for `verify` and `audit` are then asked for with as much noise, too.
     select : {"first", "margin", "objective"}, optional
-        Which point of the intersection; see `gems_flwr.intersect.intersect`.
+        Which point of the intersection; see `gems_flwr.intersect.aggregate.intersect`.
     ridge : float, optional
         Ridge of the cone objective, at least 0; by default that of the form of the moments.
     class_weight : {"counts", "balanced"}
@@ -116,7 +112,7 @@ class Gems(RoundLoop):
         Whether every node is asked how accurate the result is on its own held-out data.
     robust : bool, default False
         Whether each node's space is held against those of the others before it counts; see
-        `gems_flwr.intersect.screen`. Who is left out, or counts for less, is in the details, and
+        `intersect.screen_spaces`. Who is left out, or counts for less, is in the details, and
         which classes too few nodes hold for a lie about them to be noticed.
     audit : bool, default False
         Whether the nodes' scores may convict a node, for cones: the server aggregates without
@@ -172,7 +168,7 @@ class Gems(RoundLoop):
         for node in self.epsilon if isinstance(self.epsilon, Mapping) else [""]:
             self.request(node)
         self._spaces = SpaceFolder(self._folder() if self.checkpoint_dir else None)
-        self._received: dict[str, wire.NodeSpace] = {}
+        self._received: dict[str, NodeSpace] = {}
         self._first_round = 1
         self._unchecked: tuple[int, ...] | None = None
 
@@ -305,17 +301,17 @@ class Gems(RoundLoop):
         arrays: Arrays,
         layer: OutputLayer,
         config: ConfigRecord,
-    ) -> dict[str, wire.NodeSpace]:
+    ) -> dict[str, NodeSpace]:
         """Ask the nodes for their spaces; return what is usable with what was received before."""
-        nodes = self.choose_nodes(server_round, grid, self.fraction_train, wire.TRAIN)
-        record = wire.to_record(arrays)
-        messages = self.messages(server_round, nodes, wire.TRAIN, record, config)
+        nodes = self.choose_nodes(server_round, grid, self.fraction_train, TRAIN)
+        record = to_record(arrays)
+        messages = self.messages(server_round, nodes, TRAIN, record, config)
         for message in messages:
-            wire.ask_for_space(message.content, self.request(self._name_of(message)))
-            wire.freeze_below(message.content, _layers_below(arrays))
-        unpack = partial(wire.unpack_space_reply, request=self.request(), layer=layer)
+            ask_for_space(message.content, self.request(self._name_of(message)))
+            freeze_below(message.content, _layers_below(arrays))
+        unpack = partial(unpack_space_reply, request=self.request(), layer=layer)
         answers = self.accept(self.collect(messages), unpack, at_least=self.min_nodes)
-        received: dict[str, wire.NodeSpace] = {}
+        received: dict[str, NodeSpace] = {}
         if server_round > self._first_round:
             # A resumed run: what earlier rounds received lies in the folder.
             received = dict(self._received or self._spaces.load())
@@ -323,7 +319,7 @@ class Gems(RoundLoop):
             received[answer.node] = _joined(received.get(answer.node), answer.value)
         return received
 
-    def _keep(self, received: dict[str, wire.NodeSpace], *, afresh: bool) -> None:
+    def _keep(self, received: dict[str, NodeSpace], *, afresh: bool) -> None:
         """Remember what was received, and put it into the folder."""
         self._received = received
         kept = {} if self.sums else {n: without_curve(space) for n, space in received.items()}
@@ -336,9 +332,7 @@ class Gems(RoundLoop):
                 raise  # a resumed run would go on without them
             log_warning("spaces_not_kept", round=self._exchange.server_round, reason=error)
 
-    def _usable_spaces(
-        self, received: Mapping[str, wire.NodeSpace]
-    ) -> dict[str, Space | CurvedSpace]:
+    def _usable_spaces(self, received: Mapping[str, NodeSpace]) -> dict[str, Space | CurvedSpace]:
         most = float("inf") if self.max_examples is None else self.max_examples
         if not self.sums:
             spaces = {k: s for k, s in received.items() if not isinstance(s, ClassSums)}
@@ -371,28 +365,28 @@ class Gems(RoundLoop):
         self, server_round: int, grid: Grid, arrays: Arrays, config: ConfigRecord, step: str
     ) -> dict[str, float]:
         """Return each node's accuracy with a model."""
-        nodes = self.choose_nodes(server_round, grid, 1.0, wire.EVALUATE)
-        record = wire.to_record(arrays)
+        nodes = self.choose_nodes(server_round, grid, 1.0, EVALUATE)
+        record = to_record(arrays)
         # As train messages, because every client has a handler for those, and the mod around it.
-        messages = self.messages(server_round, nodes, wire.TRAIN, record, config, step=step)
+        messages = self.messages(server_round, nodes, TRAIN, record, config, step=step)
         request = ScoreRequest(self.dp_epsilon, self.dp_delta, self.dp_seeded)
         for message in messages:
-            wire.ask_for_score(message.content, request)
-        answers = self.accept(self.collect(messages), wire.unpack_score_reply)
+            ask_for_score(message.content, request)
+        answers = self.accept(self.collect(messages), unpack_score_reply)
         return {answer.node: answer.value for answer in answers}
 
     # --- helpers ------------------------------------------------------------------------------
 
     def _name_of(self, message: Message) -> str:
-        return self._roster.name(message.metadata.dst_node_id)
+        return self._nodes.name(message.metadata.dst_node_id)
 
     def _folder(self) -> Path:
         return Path(str(self.checkpoint_dir)) / "spaces"
 
-    def _public(self) -> Public | None:
+    def _public(self) -> Samples | None:
         if not self.tune or self.public is None:
             return None
-        return Public(*first_samples(self.public, self.tune))
+        return Samples(*first_samples(self.public, self.tune))
 
 
 def _layers_below(arrays: Arrays) -> int:
@@ -403,9 +397,134 @@ def _layers_below(arrays: Arrays) -> int:
         return 0
 
 
-def _joined(old: wire.NodeSpace | None, new: wire.NodeSpace) -> wire.NodeSpace:
+def _joined(old: NodeSpace | None, new: NodeSpace) -> NodeSpace:
     """Add a new ball to those that a node has sent before (2018)."""
-    if not isinstance(new, Ball) or not isinstance(old, Ball | BallSet):
+    if not isinstance(new, BallSpace) or not isinstance(old, BallSpace | BallSet):
         return new
     before = old.balls if isinstance(old, BallSet) else (old,)
     return BallSet((*before, new))
+
+
+def check_gems_options(options: Gems) -> None:
+    """Refuse options that are out of range or contradict each other.
+
+    Those that travel to the nodes check themselves; see `gems_flwr.wire.requests.SpaceRequest`.
+
+    Raises
+    ------
+    ValueError
+        Names the option, and what it may be or needs.
+    """
+    if options.space not in get_args(Kind):
+        raise ValueError(f"space must be one of {list(get_args(Kind))}, got '{options.space}'")
+    if isinstance(options.epsilon, str) and options.epsilon != "auto":
+        raise ValueError(f"epsilon must be a number or 'auto', got '{options.epsilon}'")
+    if options.on_empty not in get_args(OnEmpty):
+        raise ValueError(
+            f"on_empty must be one of {list(get_args(OnEmpty))}, got '{options.on_empty}'"
+        )
+    if options.select is not None and options.select not in get_args(Select):
+        raise ValueError(f"select must be one of {list(get_args(Select))}, got '{options.select}'")
+    if options.space == "cone" and options.epsilon == "auto":
+        raise ValueError("epsilon='auto' needs balls or ellipsoids, whose radii depend on it")
+    if options.on_empty == "retrain" and (options.space != "ball" or options.initialise is None):
+        raise ValueError("on_empty='retrain' needs space='ball' and initialise")
+    if options.on_empty == "subset" and (options.space == "cone" or options.epsilon == "auto"):
+        raise ValueError(
+            "on_empty='subset' needs balls or ellipsoids with an epsilon of yours; "
+            "for cones there is robust=True"
+        )
+    if (options.robust or options.audit) and (
+        options.on_empty == "retrain" or options.epsilon == "auto"
+    ):
+        raise ValueError("robust and audit go with neither on_empty='retrain' nor epsilon='auto'")
+    if options.audit and options.space != "cone":
+        raise ValueError(
+            "audit needs cones: where models are averaged, the others gain from any node that "
+            "is left out, honest or not"
+        )
+    if options.robust and options.on_empty == "relax":
+        raise ValueError("robust changes radii, which on_empty='relax' chooses itself")
+    if (options.robust or options.audit) and options.sums:
+        raise ValueError("robust and audit look at single nodes, of which sums=True shows nothing")
+    if options.retrains < 0:
+        raise ValueError(f"retrains must be at least 0, got {options.retrains}")
+
+
+def without_curve(space: Any) -> Any:
+    """Return a space without its curve of radii, if it has one."""
+    return space.space if isinstance(space, CurvedSpace) else space
+
+
+def intersection_details(
+    kind: str, found: Aggregate, spaces: Spaces, scores: Mapping[str, float]
+) -> dict[str, Any]:
+    """Return what was found, how sure that is, and for whom it is how good.
+
+    Parameters
+    ----------
+    kind : str
+        The spaces' kind.
+    found : Aggregate
+        The layer.
+    spaces : mapping from str to space
+        What it was made from, by node.
+    scores : mapping from str to float
+        Each node's accuracy with it; empty where the nodes were not asked.
+    """
+    met = found.intersection
+    details: dict[str, Any] = {
+        "space": kind,
+        "status": met.status,
+        "empty": met.empty,
+        "is_average": met.is_average and not found.tuned_on,
+        "margins": dict(zip(spaces, met.margins, strict=True)),
+        "gap": met.gap if np.isfinite(met.gap) else None,
+        "method": met.method,
+        "intersection_seconds": met.seconds,
+        "epsilon": found.epsilon,
+        "tuned_on": found.tuned_on,
+        "node_scores": dict(scores),
+    }
+    plain: dict[str, Any] = {
+        node: space.at(found.epsilon)
+        if isinstance(space, CurvedSpace) and found.epsilon
+        else without_curve(space)
+        for node, space in spaces.items()
+    }
+    details["radii"] = {n: s.radius.to_meta() for n, s in plain.items() if hasattr(s, "radius")}
+    details["withheld"] = {
+        n: list(s.withheld) for n, s in plain.items() if getattr(s, "withheld", ())
+    }
+    return details
+
+
+def left_out_details(
+    found: Aggregate,
+    spaces: Spaces,
+    notes: Mapping[str, str],
+    convicted: Mapping[str, float],
+) -> dict[str, Any]:
+    """Return who does not count, or counts for less than it claims, and why.
+
+    Parameters
+    ----------
+    found : Aggregate
+        The layer.
+    spaces : mapping from str to space
+        What it was made from, by node.
+    notes : mapping from str to str
+        What the screening held against nodes.
+    convicted : mapping from str to float
+        What the others gain without a node that the audit convicted.
+    """
+    gone = {node: reason for node, reason in notes.items() if node not in spaces}
+    names = list(spaces)
+    others = "it does not meet the others"
+    gone |= {names[index]: others for index in found.left_out}
+    gone |= {n: f"the others gain {g:.3f} accuracy without it" for n, g in convicted.items()}
+    details: dict[str, Any] = {"left_out": gone}
+    details["adjusted"] = {node: reason for node, reason in notes.items() if node in spaces}
+    if found.left_out:
+        details["subset_proved"] = found.proved
+    return details

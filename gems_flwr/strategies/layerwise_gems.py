@@ -9,7 +9,7 @@ Decided here: nodes keep nothing between rounds. Every message carries the whole
 the layers above j at their initial weights (the papers' nodes go on from their own), so a node
 that missed a round, or lost its memory, takes part in the next as if nothing had happened, and
 one seed repeats a run. The layer right above a merged one has other inputs than before and
-starts anew: see `gems_flwr.networks.replace_layer`.
+starts anew: see `gems_flwr.networks.layers.replace_layer`.
 """
 
 from __future__ import annotations
@@ -26,33 +26,31 @@ from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from gems_flwr import wire
-from gems_flwr.averaging import Arrays
-from gems_flwr.averaging.rules import HEAVY
-from gems_flwr.construct import NeuronRequest, SpaceRequest
-from gems_flwr.networks import (
-    LayerReader,
+from gems_flwr.averaging.robust_rules import HEAVY
+from gems_flwr.networks.inputs import LayerReader
+from gems_flwr.networks.layers import (
     WeightLayer,
     neuron_rows,
     outgoing_rows,
     replace_layer,
     weight_layers,
 )
-from gems_flwr.neurons import (
-    Budget,
-    MergedLayer,
-    MergeMethod,
-    merge_neurons,
-    oversized_layers,
-    screen_neurons,
-)
+from gems_flwr.neuron_merging.budget import Budget
+from gems_flwr.neuron_merging.merge_neurons import merge_neurons
+from gems_flwr.neuron_merging.merged_layer import MergedLayer, MergeMethod
+from gems_flwr.neuron_merging.neuron_scale import oversized_layers
+from gems_flwr.neuron_merging.screen_neurons import screen_neurons
 from gems_flwr.runtime.seeding import derive_seed
-from gems_flwr.spaces import NeuronBalls
-from gems_flwr.strategies.gems import Gems
-from gems_flwr.strategies.gems_options import Kind
-from gems_flwr.strategies.public_tuning import TunesOnPublicData
-from gems_flwr.strategies.records import RoundOutcome, ServerState
-from gems_flwr.strategies.screening import UNCHECKED_NEURONS, joined, plausible
+from gems_flwr.server.public_tuning import TunesOnPublicData
+from gems_flwr.server.screening import UNCHECKED_NEURONS, joined, plausible
+from gems_flwr.server.state import RoundOutcome, ServerState
+from gems_flwr.spaces.neuron_balls import NeuronBalls
+from gems_flwr.strategies.gems import Gems, Kind
+from gems_flwr.typing import Arrays
+from gems_flwr.wire.keys import TRAIN
+from gems_flwr.wire.neuron_replies import ask_for_neurons, unpack_neurons_reply
+from gems_flwr.wire.records import to_record
+from gems_flwr.wire.requests import NeuronRequest, SpaceRequest
 
 # The papers' epsilon for the last layer of a network on MNIST; see `Gems` for cones.
 HEAD_EPSILON = 0.7
@@ -104,7 +102,7 @@ class LayerwiseGems(TunesOnPublicData):
         Whether every node is asked how accurate the result is on its own held-out data.
     robust : bool, default False
         Whether each node's neurons are held against those of the others before they are merged
-        (see `gems_flwr.neurons.screen`), none takes more than twice its share of `max_hidden` for
+        (see `screen_neurons`), none takes more than twice its share of `max_hidden` for
         itself, and the output layer is `robust` as in `Gems`, unless `output` says otherwise.
     **tuning
         See `TunesOnPublicData`. The last layer is tuned as in `Gems`, so a cone's has no rate.
@@ -260,17 +258,17 @@ class LayerwiseGems(TunesOnPublicData):
         config: ConfigRecord,
     ) -> dict[str, NeuronBalls]:
         request = self.request(server_round - 1)
-        nodes = self.choose_nodes(server_round, grid, self.fraction_train, wire.TRAIN)
-        messages = self.messages(server_round, nodes, wire.TRAIN, wire.to_record(arrays), config)
+        nodes = self.choose_nodes(server_round, grid, self.fraction_train, TRAIN)
+        messages = self.messages(server_round, nodes, TRAIN, to_record(arrays), config)
         for message in messages:
-            wire.ask_for_neurons(message.content, request)
+            ask_for_neurons(message.content, request)
         sent = neuron_rows(arrays, layer)
         outgoing = 0
         if self.outgoing:
             sent = np.column_stack([sent, outgoing_rows(arrays, layer, above)])
             outgoing = sent.shape[1] - layer.dimension
         unpack = partial(
-            wire.unpack_neurons_reply,
+            unpack_neurons_reply,
             request=request,
             width=layer.width,
             dimension=layer.dimension + outgoing,

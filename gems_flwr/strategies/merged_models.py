@@ -13,15 +13,18 @@ from typing import Any, ClassVar
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from gems_flwr import wire
-from gems_flwr.averaging import Arrays
-from gems_flwr.construct.fisher import Labels
-from gems_flwr.merging import Method, StatisticsRequest, check_linear, merge_models
-from gems_flwr.networks import weight_layers
-from gems_flwr.strategies.events import log_event
-from gems_flwr.strategies.exchange import Answer
-from gems_flwr.strategies.loop import RoundLoop
-from gems_flwr.strategies.records import RoundOutcome, ServerState
+from gems_flwr.model_merging.layer_statistics import Method, check_linear
+from gems_flwr.model_merging.merge_models import merge_models
+from gems_flwr.networks.layers import weight_layers
+from gems_flwr.radii.fisher_axes import Labels
+from gems_flwr.server.exchange import Answer
+from gems_flwr.server.log import log_event
+from gems_flwr.server.loop import RoundLoop
+from gems_flwr.server.state import RoundOutcome, ServerState
+from gems_flwr.typing import Arrays
+from gems_flwr.wire.model_replies import ModelReply
+from gems_flwr.wire.requests import StatisticsRequest
+from gems_flwr.wire.statistics_replies import MergeReply, ask_for_statistics, unpack_merge_reply
 
 
 @dataclass(kw_only=True, eq=False)
@@ -34,7 +37,7 @@ class MergedModels(RoundLoop):
     Parameters
     ----------
     method : {"regmean", "fisher", "kfac", "matching"}
-        See `gems_flwr.merging`. All take chains of linear layers; matching takes convolutions,
+        See `model_merging`. All take chains of linear layers; matching takes convolutions,
         too, and needs nothing but the models.
     shrink : float, default 0.9
         Of regmean: factor of the off-diagonal entries of Gram matrices, in [0, 1].
@@ -80,16 +83,16 @@ class MergedModels(RoundLoop):
         messages = list(super().configure_train(server_round, arrays, config, grid))
         if self._request.kinds:
             for message in messages:
-                wire.ask_for_statistics(message.content, self._request)
+                ask_for_statistics(message.content, self._request)
         return messages
 
-    def aggregate(self, answers: Sequence[Answer[wire.ModelReply]]) -> Arrays:
+    def aggregate(self, answers: Sequence[Answer[ModelReply]]) -> Arrays:
         """Return the merged model."""
         replies = [answer.value for answer in answers]
         merged = merge_models(
             self.method,
             [reply.arrays for reply in replies],
-            [r.statistics if isinstance(r, wire.MergeReply) else {} for r in replies],
+            [r.statistics if isinstance(r, MergeReply) else {} for r in replies],
             [reply.num_examples if self.weighted else 1.0 for reply in replies],
             shrink=self.shrink,
             damping=self.damping,
@@ -112,7 +115,7 @@ class MergedModels(RoundLoop):
         outcome = super().play_round(server_round, state, grid, train_config, evaluate_config)
         return dataclasses.replace(outcome, details={"method": self.method, **self._told})
 
-    def _unpack_model(self, content: RecordDict) -> wire.ModelReply:
+    def _unpack_model(self, content: RecordDict) -> ModelReply:
         if not self._request.kinds or self._template is None:
             return super()._unpack_model(content)
-        return wire.unpack_merge_reply(content, self._request, self._template)
+        return unpack_merge_reply(content, self._request, self._template)

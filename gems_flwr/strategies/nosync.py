@@ -13,10 +13,10 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gems_flwr import scoring
-from gems_flwr.averaging import Synchronisation
-from gems_flwr.strategies.learners import AskForModels, LocalLearners, Replies, Turn
-from gems_flwr.strategies.ledger import Ledger
-from gems_flwr.strategies.members import join_members
+from gems_flwr.averaging.synchronisation import Synchronisation
+from gems_flwr.server.learner_state import Ledger
+from gems_flwr.server.local_learners import AskForModels, LocalLearners, Replies, Turn
+from gems_flwr.server.members import join_members
 
 
 @dataclass(kw_only=True, eq=False)

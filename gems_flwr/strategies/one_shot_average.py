@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gems_flwr import wire
-from gems_flwr.averaging import Arrays
-from gems_flwr.strategies.exchange import Answer
+from gems_flwr.server.exchange import Answer
+from gems_flwr.server.public_tuning import TunesOnPublicData
 from gems_flwr.strategies.fedavg import FedAvg
-from gems_flwr.strategies.public_tuning import TunesOnPublicData
+from gems_flwr.typing import Arrays
+from gems_flwr.wire.model_replies import ModelReply
 
 
 @dataclass(kw_only=True, eq=False)
@@ -27,6 +27,6 @@ class OneShotAverage(TunesOnPublicData, FedAvg):
 
     rounds_needed: ClassVar[int | None] = 1
 
-    def aggregate(self, answers: Sequence[Answer[wire.ModelReply]]) -> Arrays:
+    def aggregate(self, answers: Sequence[Answer[ModelReply]]) -> Arrays:
         """Return the mean of the nodes' models, fine-tuned."""
         return self.tuned(super().aggregate(answers))

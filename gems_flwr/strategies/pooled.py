@@ -18,14 +18,15 @@ from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from gems_flwr import wire
-from gems_flwr.averaging import Arrays
 from gems_flwr.bounds import MAX_CLASSES
 from gems_flwr.runtime.seeding import derive_seed
-from gems_flwr.spaces import find_output_layer
-from gems_flwr.strategies.exchange import Answer
-from gems_flwr.strategies.loop import RoundLoop
-from gems_flwr.strategies.records import RoundOutcome, ServerState
+from gems_flwr.server.exchange import Answer
+from gems_flwr.server.loop import RoundLoop
+from gems_flwr.server.state import RoundOutcome, ServerState
+from gems_flwr.spaces.output_layer import find_output_layer
+from gems_flwr.typing import Arrays
+from gems_flwr.wire.keys import SHARE_EXAMPLES, TRAIN
+from gems_flwr.wire.model_replies import ExamplesReply, unpack_examples_reply
 
 Fit = Callable[[Arrays, NDArray, NDArray, int], Arrays]
 
@@ -58,12 +59,12 @@ class Pooled(RoundLoop):
         evaluate_config: ConfigRecord,
     ) -> RoundOutcome:
         """Collect the data and train on it."""
-        nodes = self.choose_nodes(server_round, grid, self.fraction_train, wire.TRAIN)
-        questions = self.messages(server_round, nodes, wire.SHARE_EXAMPLES, None, train_config)
+        nodes = self.choose_nodes(server_round, grid, self.fraction_train, TRAIN)
+        questions = self.messages(server_round, nodes, SHARE_EXAMPLES, None, train_config)
         answers = self.accept(
             self.collect(questions),
             partial(
-                wire.unpack_examples_reply,
+                unpack_examples_reply,
                 input_shape=self.input_shape,
                 classes=_classes_of(state.arrays),
             ),
@@ -86,7 +87,7 @@ def _classes_of(arrays: Arrays) -> int:
         return MAX_CLASSES
 
 
-def _of_other_types(answers: Sequence[Answer[wire.ExamplesReply]]) -> dict[str, str]:
+def _of_other_types(answers: Sequence[Answer[ExamplesReply]]) -> dict[str, str]:
     """Return who stores inputs as another type than most, where one array would change all."""
     types = Counter(answer.value.features.dtype for answer in answers)
     if not types:

@@ -12,15 +12,15 @@ from typing import ClassVar
 from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
-from gems_flwr.strategies.loop import RoundLoop
-from gems_flwr.strategies.public_tuning import (
+from gems_flwr.server.loop import RoundLoop
+from gems_flwr.server.public_tuning import (
     BuildModel,
     Sample,
     check_tuning,
     first_samples,
     tune_network,
 )
-from gems_flwr.strategies.records import RoundOutcome, ServerState
+from gems_flwr.server.state import RoundOutcome, ServerState
 
 
 @dataclass(kw_only=True, eq=False)

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
-from gems_flwr.averaging import Arrays
-from gems_flwr.strategies.ledger import Tally
-from gems_flwr.strategies.loop import RoundLoop
-from gems_flwr.strategies.records import RoundOutcome, ServerState
+from gems_flwr.server.learner_state import Tally
+from gems_flwr.server.loop import RoundLoop
+from gems_flwr.server.state import RoundOutcome, ServerState
+from gems_flwr.typing import Arrays
 
 # Gets the round, the model and what was kept; returns model, what to keep, and metrics.
 Learn = Callable[[int, Arrays, Arrays], tuple[Arrays, Arrays, Mapping[str, float]]]

@@ -10,11 +10,11 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from gems_flwr.averaging import Arrays, flat
+from gems_flwr.averaging.steps import flat
 from gems_flwr.bounds import MAX_CAPACITY, MAX_EXAMPLES, MAX_NOTE_CHARACTERS
 from gems_flwr.errors import BadReplyError
-from gems_flwr.spaces.errors import shown
-from gems_flwr.wire.arrays import checked_array
+from gems_flwr.spaces.checks import shown
+from gems_flwr.typing import Arrays
 from gems_flwr.wire.keys import (
     ARRAYS,
     BETA,
@@ -29,9 +29,10 @@ from gems_flwr.wire.keys import (
     NUM_EXAMPLES,
     UPDATE_NORM,
 )
-from gems_flwr.wire.multi_model import ModelsRequest, vector_of, vector_record
-from gems_flwr.wire.replies import pack_name, unpack_metrics_reply, unpack_model_reply
-from gems_flwr.wire.texts import read_json
+from gems_flwr.wire.model_replies import pack_name, unpack_metrics_reply, unpack_model_reply
+from gems_flwr.wire.multi_model_requests import vector_of, vector_record
+from gems_flwr.wire.records import checked_array, read_json
+from gems_flwr.wire.requests import ModelsRequest
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,14 @@ from rich.table import Table
 from torch import nn
 from torch.nn import functional as F
 
-from gems_flwr import wire
-from gems_flwr.averaging import Balancing, BalancingRule, Coordinator, LocalReport
-from gems_flwr.client import dynamic_averaging_mod
-from gems_flwr.client.guard import node_name
-from gems_flwr.runtime import InProcessGrid, MeteredGrid
-from gems_flwr.strategies import DynamicAveraging
+from gems_flwr.averaging.balancing import Balancing, BalancingRule, LocalReport
+from gems_flwr.averaging.synchronisation import Coordinator
+from gems_flwr.client.dynamic_averaging_mod import dynamic_averaging_mod
+from gems_flwr.client.faults import node_name
+from gems_flwr.runtime.inprocess_grid import InProcessGrid
+from gems_flwr.runtime.metered_grid import MeteredGrid
+from gems_flwr.strategies.dynamic_averaging import DynamicAveraging
+from gems_flwr.wire.model_replies import pack_model_reply
 from simulations.models import cnn, mlp
 
 # Never violated: what is timed are rounds in which nothing happens.
@@ -54,7 +56,7 @@ def quiet_round(build: Callable[[], nn.Module], nodes: int, rounds: int, batches
     def train(message: Message, context: Context) -> Message:
         (record,) = message.content.array_records.values()
         arrays = handle(record)
-        content = wire.pack_model_reply(arrays, {}, num_examples=10, name=node_name(context))
+        content = pack_model_reply(arrays, {}, num_examples=10, name=node_name(context))
         return Message(content, reply_to=message)
 
     arrays = handle(ArrayRecord(model.state_dict()))

@@ -26,11 +26,13 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 from rich.console import Console
 
-from gems_flwr import wire
-from gems_flwr.runtime import InProcessGrid
-from gems_flwr.spaces import ClassMomentCone, LowRankCovariance, find_output_layer
-from gems_flwr.spaces.quantized import quantize
-from gems_flwr.strategies import Gems
+from gems_flwr.runtime.inprocess_grid import InProcessGrid
+from gems_flwr.spaces.cone import ClassMomentCone
+from gems_flwr.spaces.covariance import LowRankCovariance, quantize
+from gems_flwr.spaces.output_layer import find_output_layer
+from gems_flwr.strategies.gems import Gems
+from gems_flwr.wire.records import payload_bytes, to_record
+from gems_flwr.wire.space_replies import pack_space_reply, unpack_space_reply
 from simulations.bench.plain_cones import solve_plainly
 from simulations.bench.spaces import table
 
@@ -105,8 +107,7 @@ class AnsweredGrid(InProcessGrid):
 def replies_of(nodes: int, features: int, rank: int) -> list[RecordDict]:
     """Return the replies of all nodes, as they come in."""
     return [
-        wire.pack_space_reply(random_cone(node, features, rank), name=str(node))
-        for node in range(nodes)
+        pack_space_reply(random_cone(node, features, rank), name=str(node)) for node in range(nodes)
     ]
 
 
@@ -121,13 +122,13 @@ def model(features: int) -> dict[str, NDArray]:
 def play_round(replies: list[RecordDict], features: int, rank: int) -> None:
     """Play a round of `Gems` at the server (unpack, check, aggregate); uses up the replies."""
     strategy = Gems(rank=rank, min_nodes=len(replies))
-    strategy.start(AnsweredGrid(replies), wire.to_record(model(features)))
+    strategy.start(AnsweredGrid(replies), to_record(model(features)))
 
 
 def play_plainly(replies: list[RecordDict], features: int, rank: int) -> None:
     """Do the same with all factors in double precision at once."""
     layer, request = find_output_layer(model(features)), Gems(rank=rank).request()
-    cones = [wire.unpack_space_reply(replies.pop(), request, layer) for _ in range(len(replies))]
+    cones = [unpack_space_reply(replies.pop(), request, layer) for _ in range(len(replies))]
     solve_plainly([cone for cone in cones if isinstance(cone, ClassMomentCone)])
 
 
@@ -138,7 +139,7 @@ def cost_here(way: Way, nodes: int, features: int, rank: int) -> Cost:
     for warm_up in ways.values():
         warm_up(replies_of(3, 16, 2), 16, 2)
     replies = replies_of(nodes, features, rank)
-    received = sum(wire.payload_bytes(reply) for reply in replies)
+    received = sum(payload_bytes(reply) for reply in replies)
     before, started = memory_bytes("VmRSS"), time.perf_counter()
     ways[way](replies, features, rank)
     seconds = time.perf_counter() - started

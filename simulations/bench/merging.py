@@ -14,8 +14,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from gems_flwr.neurons import MergedLayer, MergeMethod, merge_neurons
-from gems_flwr.spaces import NeuronBalls
+from gems_flwr.neuron_merging.merge_neurons import merge_neurons
+from gems_flwr.neuron_merging.merged_layer import MergedLayer, MergeMethod
+from gems_flwr.spaces.neuron_balls import NeuronBalls
 
 DIMENSION, NOISE = 785, 0.1
 # Copies are NOISE * sqrt(d) from their prototype; twice that holds the merged one well.

@@ -20,10 +20,10 @@ from flwr.serverapp import Grid
 from rich.console import Console
 from rich.table import Table
 
-from gems_flwr import wire
-from gems_flwr.runtime import InProcessGrid
-from gems_flwr.strategies import FedAvg
-from simulations.backends import run_on_ray
+from gems_flwr.runtime.inprocess_grid import InProcessGrid
+from gems_flwr.strategies.fedavg import FedAvg
+from gems_flwr.wire.records import to_numpy, to_record
+from simulations.backends.launch import run_on_ray
 from simulations.config import BackendConfig
 
 # Weights, messages to time in all, numbers of nodes.
@@ -49,10 +49,10 @@ def echo_app() -> ClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         (arrays,) = message.content.array_records.values()
-        weights = wire.to_numpy(arrays)["w"] + np.float32(1)
+        weights = to_numpy(arrays)["w"] + np.float32(1)
         content = RecordDict(
             {
-                "arrays": wire.to_record({"w": weights}),
+                "arrays": to_record({"w": weights}),
                 "metrics": MetricRecord({"num-examples": 1}),
             }
         )
@@ -75,7 +75,7 @@ def plain_loop(weights: int, nodes: int, rounds: int) -> Cost:
 
 def over(grid: Grid, weights: int, nodes: int, rounds: int, entered: float) -> Cost:
     """Run rounds of FedAvg on a grid; the first round counts as start-up."""
-    arrays = wire.to_record({"w": np.zeros(weights, np.float32)})
+    arrays = to_record({"w": np.zeros(weights, np.float32)})
     first = FedAvg(wait_for_nodes=nodes, min_nodes=1)
     first.start(grid, arrays, num_rounds=1)
     startup = time.perf_counter() - entered
@@ -104,14 +104,14 @@ def on_ray(weights: int, nodes: int, rounds: int) -> Cost:
 
 def serialisation(weights: int) -> float:
     """Return the seconds for what no exchange can do without: there and back through bytes."""
-    record = RecordDict({"arrays": wire.to_record({"w": np.zeros(weights, np.float32)})})
+    record = RecordDict({"arrays": to_record({"w": np.zeros(weights, np.float32)})})
     repetitions = 50
     started = time.perf_counter()
     for _ in range(repetitions):
         for _ in ("down", "up"):
             data = recorddict_to_proto(record).SerializeToString()
             received = recorddict_from_proto(ProtoRecordDict.FromString(data))
-            wire.to_numpy(next(iter(received.array_records.values())))
+            to_numpy(next(iter(received.array_records.values())))
     return (time.perf_counter() - started) / repetitions
 
 

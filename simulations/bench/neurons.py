@@ -13,7 +13,9 @@ import dataclasses
 import torch
 from rich.console import Console
 
-from gems_flwr.construct import ACTIVATIONS, NeuronData, build_neuron_balls, neuron_deviation
+from gems_flwr.radii.activations import ACTIVATIONS
+from gems_flwr.radii.neuron_data import NeuronData, neuron_deviation
+from gems_flwr.radii.neuron_radii import build_neuron_balls
 from simulations.bench.spaces import DIRECTIONS, FEATURES, SAMPLES, clouds, table, timed
 
 EPSILON = 0.01

@@ -1,7 +1,7 @@
 """The objective of class-moment cones as one would write it first: all entries at once.
 
 Every factor in double precision, and automatic differentiation through all of it. What
-`gems_flwr.intersect.objective` is measured against, in the benchmark and in tests.
+`gems_flwr.intersect.cone_objective` is measured against, in the benchmark and in tests.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from scipy.optimize import minimize
 from torch import Tensor
 from torch.nn.functional import one_hot, softplus
 
-from gems_flwr.intersect import ConeOptions, pool_moments
-from gems_flwr.intersect.options import RIDGE_LOW_RANK
-from gems_flwr.spaces import ClassMomentCone, LowRankCovariance
-from gems_flwr.spaces.covariance import dense
+from gems_flwr.intersect.cone_objective import RIDGE_LOW_RANK, ConeOptions
+from gems_flwr.intersect.pooled_moments import pool_moments
+from gems_flwr.spaces.cone import ClassMomentCone
+from gems_flwr.spaces.covariance import LowRankCovariance, dense
 
 
 class PlainObjective:
@@ -66,7 +66,7 @@ class PlainObjective:
 
 
 def solve_plainly(cones: Sequence[ClassMomentCone]) -> NDArray[np.float64]:
-    """Return the layer that `gems_flwr.intersect.solve_cones` finds, the plain way."""
+    """Return the layer that `gems_flwr.intersect.cones.solve_cones` finds, the plain way."""
     objective = PlainObjective(cones)
     classes, features = cones[0].num_classes, cones[0].num_features
     split = classes * features

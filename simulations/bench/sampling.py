@@ -13,13 +13,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from gems_flwr.averaging import flat
-from gems_flwr.sampling import (
+from gems_flwr.averaging.steps import flat
+from gems_flwr.client_sampling import (
     closed_form_probabilities,
     draw_assignment,
     optimal_probabilities,
 )
-from gems_flwr.strategies.multi_model_book import Book
+from gems_flwr.strategies.multi_model.model_state import Book
 from simulations.models import lenet, mlp
 
 _MODELS = 10

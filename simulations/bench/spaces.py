@@ -17,9 +17,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from gems_flwr.construct import LayerData, Quality, find_radius
-from gems_flwr.intersect import descend_equation2, intersect_balls
-from gems_flwr.spaces import Ball, Radius
+from gems_flwr.intersect.balls import intersect_balls
+from gems_flwr.intersect.equation2 import descend_equation2
+from gems_flwr.radii.layer_data import LayerData
+from gems_flwr.radii.layer_radius import find_radius
+from gems_flwr.radii.quality import Quality
+from gems_flwr.spaces.ball import BallSpace
+from gems_flwr.spaces.radius import Radius
 
 SAMPLES, FEATURES, CLASSES, DIRECTIONS = 1000, 784, 10, 500
 EPSILON = 0.7
@@ -67,11 +71,11 @@ def construction_row(samples: int, features: int, directions: int) -> tuple[str,
     return (*sizes, f"{loop:.2f} s", *cells, f"{matmul * 1e3:.1f} ms")
 
 
-def balls(count: int, dimension: int, radius: float) -> list[Ball]:
+def balls(count: int, dimension: int, radius: float) -> list[BallSpace]:
     """Return balls around random centres."""
     rng = np.random.default_rng(count)
     centers = rng.normal(size=(count, dimension)).astype(np.float32)
-    return [Ball(center, Radius(radius, "worst")) for center in centers]
+    return [BallSpace(center, Radius(radius, "worst")) for center in centers]
 
 
 def intersection_row(count: int, dimension: int, factor: float) -> tuple[str, ...]:

@@ -5,14 +5,14 @@ the same samples in every process, so a Ray worker can load the data by itself i
 sent. The last data set loaded is kept in memory, because workers ask for it with every message.
 """
 
+from simulations.data.archives import DATA_VARIABLE, MissingDataError
 from simulations.data.examples import Dataset, Examples
-from simulations.data.files import DATA_VARIABLE, MissingDataError
 from simulations.data.graphical import GeneratedDataset, graphical
 from simulations.data.images import cifar10, digits, fashion_mnist, ham10000, mnist
 from simulations.data.own_data import own, read_own_data
 from simulations.data.parity import digits_parity, mnist_parity
 from simulations.data.permuted import digits_permuted, mnist_permuted
-from simulations.data.sampling import split_validation
+from simulations.data.splits import split_validation
 from simulations.data.vectors import cifar10_features, ham10000_features, tweets
 
 __all__ = [

@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from simulations.data.sampling import balanced_sample, stratified_sample
+from simulations.data.splits import balanced_sample, stratified_sample
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,9 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from simulations.data.archives import (
+    MissingDataError,
+    data_file,
+    data_folder,
+    read_arrays,
+    read_idx,
+)
 from simulations.data.examples import Dataset, Examples, assemble
-from simulations.data.files import MissingDataError, data_file, data_folder, read_arrays, read_idx
-from simulations.data.sampling import split_validation
+from simulations.data.splits import split_validation
 
 HAM10000_CLASSES = 7
 """akiec, bcc, bkl, df, mel, nv, vasc, in this order."""

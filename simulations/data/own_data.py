@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from simulations.data.archives import MissingDataError, read_arrays
 from simulations.data.examples import Dataset, Examples
-from simulations.data.files import MissingDataError, read_arrays
 
 _FILE, _VALIDATION = "data.npz", "validation.npz"
 

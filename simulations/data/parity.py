@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gems_flwr.runtime.seeding import derive_seed
+from simulations.data.archives import data_folder
 from simulations.data.examples import Dataset, Examples
-from simulations.data.files import data_folder
 from simulations.data.images import digits, mnist_like
 
 Division = Literal["halves", "parity"]
@@ -141,8 +141,8 @@ def _seen_through_hidden_layer(
     # Late, because training is built on this package.
     import torch
 
+    from simulations.experiment.training import TrainOptions, fit, tensors, torch_threads
     from simulations.models import mlp
-    from simulations.training import TrainOptions, fit, tensors, torch_threads
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "parity-initial-weights"))

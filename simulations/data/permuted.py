@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gems_flwr.runtime.seeding import generator
+from simulations.data.archives import data_folder
 from simulations.data.examples import Dataset, Examples, assemble
-from simulations.data.files import data_folder
 from simulations.data.images import digits, mnist_like
-from simulations.data.sampling import stratified_sample
+from simulations.data.splits import stratified_sample
 
 _CACHED = 2
 

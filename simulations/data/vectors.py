@@ -28,11 +28,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gems_flwr.runtime.seeding import generator
+from simulations.data.archives import data_file, data_folder, read_arrays
 from simulations.data.examples import Dataset, Examples, assemble
 from simulations.data.examples import balance as balance_classes
-from simulations.data.files import data_file, data_folder, read_arrays
 from simulations.data.images import HAM10000_CLASSES, by_split_column
-from simulations.data.sampling import split_validation
+from simulations.data.splits import split_validation
 
 _CACHED = 2
 _CIFAR10_FILE = "CIFAR10/cifar10_efficientnet_lite0_32px_320d_f16.npz"

@@ -3,7 +3,3 @@
 For the deployment demo and the deployment tests. `credentials` makes keys and certificates,
 `federation` starts, registers, runs and stops.
 """
-
-from simulations.deployment.federation import DeploymentError, Federation, wait_until
-
-__all__ = ["DeploymentError", "Federation", "wait_until"]

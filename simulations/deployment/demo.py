@@ -22,8 +22,8 @@ from rich.table import Table
 from gems_flwr.errors import GemsError
 from gems_flwr.runtime.flower_cli import COMPLETED
 from simulations.config import compose_config
-from simulations.deployment import DeploymentError, Federation
-from simulations.experiment import Experiment
+from simulations.deployment.federation import DeploymentError, Federation
+from simulations.experiment.experiment import Experiment
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path("runs/deploy-demo")

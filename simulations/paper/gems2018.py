@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 from simulations.paper import plots
-from simulations.paper.methods import (
-    ENSEMBLES,
-    FULL_CONE,
-    FULL_HEAD,
-    PEERS,
-    REFERENCES,
-    peers,
-)
+from simulations.paper.methods import ENSEMBLES, FULL_CONE, FULL_HEAD, PEERS, REFERENCES, peers
 from simulations.paper.spec import Cell, Reproduction, Scope, options
 
 PAPER = "GEMS 2018"

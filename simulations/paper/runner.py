@@ -2,7 +2,7 @@
 
 Every run is an ordinary run of `simulations.run` in a folder named after its config: finished ones
 are read, interrupted ones go on, and two tables that need the same run share it. Methods of one
-setting that start from the same local training do it once (`simulations.remembered`).
+setting that start from the same local training do it once (`simulations.experiment.remembered`).
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from rich.progress import (
 
 from gems_flwr.errors import GemsError
 from simulations.config import compose_config
-from simulations.data import MissingDataError
-from simulations.experiment import Experiment
+from simulations.data.archives import MissingDataError
+from simulations.experiment.experiment import Experiment
+from simulations.experiment.remembered import remember_training
 from simulations.paper.findings import Finding, Findings, Timeline, merge
 from simulations.paper.measures import MEASURES, kilobytes_up
 from simulations.paper.spec import Cell, Reproduction, Scope
-from simulations.remembered import remember_training
 from simulations.report.runs import read_runs
 from simulations.run import run
 

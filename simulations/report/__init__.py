@@ -9,8 +9,3 @@ without Flower, Torch or Hydra.
 - `curves`: accuracy against rounds and against the bytes sent so far.
 - `table`, `plots`, `page`: the terminal and CSV, the PNG files, ``report.html``.
 """
-
-from simulations.report.build import build_report
-from simulations.report.runs import NoRunsError
-
-__all__ = ["NoRunsError", "build_report"]

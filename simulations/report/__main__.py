@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gems_flwr.disk import file_fault
-from simulations.report.build import build_report
+from gems_flwr.disk.faults import file_fault
 from simulations.report.runs import NoRunsError
+from simulations.report.write_report import build_report
 
 EXIT_NO_REPORT = 2
 

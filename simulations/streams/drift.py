@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gems_flwr.runtime.seeding import generator
-from simulations.streams.config import DriftConfig
+from simulations.options import DriftConfig
 
 
 class Drift:

@@ -14,9 +14,15 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
-from gems_flwr import wire
-from gems_flwr.averaging import Arrays
-from simulations.training import TrainOptions, make_optimizer, placed, seeded, torch_threads
+from gems_flwr.typing import Arrays
+from gems_flwr.wire.keys import BATCHES, CORRECT_SHARE_SUM, LOSS_SUM
+from simulations.experiment.training import (
+    TrainOptions,
+    make_optimizer,
+    placed,
+    seeded,
+    torch_threads,
+)
 
 
 def learn(
@@ -47,7 +53,7 @@ def learn(
     memory : mapping from str to ndarray
         The optimiser's state after the last batch before these; empty at first.
     device, threads
-        As in `simulations.training.fit`.
+        As in `simulations.experiment.training.fit`.
 
     Returns
     -------
@@ -73,7 +79,7 @@ def learn(
             correct += (logits.argmax(1) == targets).sum().item() / len(labels)
             examples += len(labels)
             count += 1
-    metrics = {wire.LOSS_SUM: loss_sum, wire.CORRECT_SHARE_SUM: correct, wire.BATCHES: count}
+    metrics = {LOSS_SUM: loss_sum, CORRECT_SHARE_SUM: correct, BATCHES: count}
     return examples, metrics, _dump(optimizer, weights)
 
 

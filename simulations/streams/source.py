@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gems_flwr.runtime.seeding import derive_seed, generator
-from simulations.data import Dataset, Examples, GeneratedDataset
-from simulations.streams.config import StreamConfig
+from simulations.data.examples import Dataset, Examples
+from simulations.data.graphical import GeneratedDataset
+from simulations.options import StreamConfig
 from simulations.streams.drift import Drift
 
 

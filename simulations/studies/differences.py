@@ -21,12 +21,12 @@ from sklearn.linear_model import LogisticRegression
 from gems_flwr import scoring
 from gems_flwr.runtime.seeding import derive_seed
 from simulations.config import compose_config
-from simulations.data import Examples
-from simulations.data.sampling import balanced_sample
-from simulations.experiment import Experiment
+from simulations.data.examples import Examples
+from simulations.data.splits import balanced_sample
+from simulations.experiment.experiment import Experiment
+from simulations.experiment.training import TrainOptions, fit, probabilities
 from simulations.models import logistic
 from simulations.run import run as run_one
-from simulations.training import TrainOptions, fit, probabilities
 
 PER_CLASS = 2000
 DIMENSIONS = (320, 120, 60)

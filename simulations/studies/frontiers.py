@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from simulations.config import RunConfig, compose_config
-from simulations.report.build import build_report
+from simulations.report.write_report import build_report
 from simulations.run import run
 
 PERIODS = (16, 4, 64, 8, 2, 32, 1)

@@ -17,14 +17,16 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from gems_flwr.construct import NotGoodEnoughError, Quality, build_ball
-from gems_flwr.intersect import intersect_balls
+from gems_flwr.errors import NotGoodEnoughError
+from gems_flwr.intersect.balls import intersect_balls
+from gems_flwr.radii.layer_radius import build_ball
+from gems_flwr.radii.quality import Quality
 from gems_flwr.spaces.radius import Method
 from simulations.config import compose_config
-from simulations.experiment import Experiment
+from simulations.experiment.experiment import Experiment
+from simulations.experiment.training import torch_threads
 from simulations.report.figures import new_figure, save, write_heading
 from simulations.studies.nodes import accuracy, trained_nodes
-from simulations.training import torch_threads
 
 METHODS: tuple[Method, ...] = ("sampled", "worst", "certified")
 COLOURS = {"sampled": "#D55E00", "worst": "#0072B2", "certified": "#009E73"}

@@ -29,23 +29,23 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from gems_flwr.construct import Quality, build_ball, build_cone
-from gems_flwr.intersect import Aggregate, aggregate_spaces, audit_nodes, screen_spaces
+from gems_flwr.intersect.aggregate import Aggregate, aggregate_spaces
+from gems_flwr.intersect.audit import audit_nodes
+from gems_flwr.intersect.screen_spaces import screen_spaces
+from gems_flwr.moments.cone_building import build_cone
+from gems_flwr.radii.layer_radius import build_ball
+from gems_flwr.radii.quality import Quality
 from gems_flwr.runtime.seeding import generator
-from gems_flwr.spaces import (
-    Ball,
-    ClassMomentCone,
-    LowRankCovariance,
-    Radius,
-    flatten_linear,
-    unflatten_linear,
-)
-from gems_flwr.spaces.covariance import dense
-from gems_flwr.spaces.errors import MAX_WEIGHT
+from gems_flwr.spaces.ball import BallSpace
+from gems_flwr.spaces.checks import MAX_WEIGHT
+from gems_flwr.spaces.cone import ClassMomentCone
+from gems_flwr.spaces.covariance import LowRankCovariance, dense
+from gems_flwr.spaces.output_layer import flatten_linear, unflatten_linear
+from gems_flwr.spaces.radius import Radius
 from simulations.config import compose_config
-from simulations.experiment import Experiment
+from simulations.experiment.experiment import Experiment
+from simulations.experiment.training import torch_threads
 from simulations.studies.nodes import TrainedNode, accuracy, trained_nodes
-from simulations.training import torch_threads
 
 SETTINGS = ((5, 1), (10, 3))
 SPLITS = ("iid", "labels")
@@ -183,25 +183,25 @@ def random_direction(size: int, length: float, rng: np.random.Generator) -> np.n
     return np.asarray(length * v / np.linalg.norm(v))
 
 
-def _far_ball(ball: Ball, rng: np.random.Generator) -> Ball:
-    return Ball(ball.center + random_direction(ball.dimension, 1e4, rng), ball.radius)
+def _far_ball(ball: BallSpace, rng: np.random.Generator) -> BallSpace:
+    return BallSpace(ball.center + random_direction(ball.dimension, 1e4, rng), ball.radius)
 
 
-def _tiny_ball(ball: Ball, rng: np.random.Generator) -> Ball:
-    return Ball(-ball.center, Radius(1e-6, "sampled", EPSILON))
+def _tiny_ball(ball: BallSpace, rng: np.random.Generator) -> BallSpace:
+    return BallSpace(-ball.center, Radius(1e-6, "sampled", EPSILON))
 
 
-def _flipped_ball(ball: Ball, rng: np.random.Generator) -> Ball:
+def _flipped_ball(ball: BallSpace, rng: np.random.Generator) -> BallSpace:
     """Return the model that training on flipped labels gives: the same with exchanged rows."""
     classes = 10
     weight, bias = unflatten_linear(ball.center, classes, ball.dimension // classes - 1)
     flipped = flatten_linear(weight[::-1], bias[::-1])
-    return Ball(flipped.astype(np.float32), ball.radius)
+    return BallSpace(flipped.astype(np.float32), ball.radius)
 
 
-def _garbage_ball(ball: Ball, rng: np.random.Generator) -> Ball:
+def _garbage_ball(ball: BallSpace, rng: np.random.Generator) -> BallSpace:
     length = float(np.linalg.norm(ball.center))
-    return Ball(random_direction(ball.dimension, length, rng), ball.radius)
+    return BallSpace(random_direction(ball.dimension, length, rng), ball.radius)
 
 
 def _cone(cone: ClassMomentCone, **changed: Any) -> ClassMomentCone:

@@ -32,17 +32,21 @@ from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 from rich.console import Console
 
-from gems_flwr import wire
-from gems_flwr.networks import weight_layers
-from gems_flwr.runtime import InProcessGrid
+from gems_flwr.networks.layers import weight_layers
+from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from gems_flwr.runtime.seeding import generator
-from gems_flwr.spaces import space_from_arrays
-from gems_flwr.spaces.errors import MAX_WEIGHT
-from gems_flwr.wire.keys import ARRAYS, JSON, METRICS, NEURONS, SPACE, SPACE_META
-from simulations.backends import simulated_client_app
+from gems_flwr.spaces.checks import MAX_WEIGHT
+from gems_flwr.spaces.space_files import space_from_arrays
+from gems_flwr.wire.averaging_replies import ask_for_averaging, requested_averaging
+from gems_flwr.wire.keys import ARRAYS, JSON, METRICS, NEURONS, NUM_EXAMPLES, SPACE, SPACE_META
+from gems_flwr.wire.model_replies import unpack_name
+from gems_flwr.wire.records import to_numpy, to_record
+from gems_flwr.wire.space_replies import pack_space_reply
+from simulations.backends.launch import simulated_client_app
 from simulations.config import compose_config
-from simulations.experiment import Experiment, experiment_of
-from simulations.remembered import remember_training
+from simulations.experiment.experiment import Experiment, experiment_of
+from simulations.experiment.remembered import remember_training
+from simulations.experiment.training import torch_threads
 from simulations.run import quiet_flower
 from simulations.studies.hostile import (
     CONE_LIES,
@@ -52,7 +56,6 @@ from simulations.studies.hostile import (
     random_direction,
     results_table,
 )
-from simulations.training import torch_threads
 
 SEEDS = (0,)
 ATTACKS = ("none", "far", "minus", "flipped", "counts", "garbage")
@@ -185,10 +188,10 @@ class LyingApp:
         node = int(context.node_config["partition-id"])
         if node >= self.liars:
             return self.app(message, context)  # type: ignore[no-any-return]
-        request = wire.requested_averaging(message.content)
+        request = requested_averaging(message.content)
         if request is not None and request.send == "violated":
             eager = dataclasses.replace(request, send="always", measure=True)
-            wire.ask_for_averaging(message.content, eager)
+            ask_for_averaging(message.content, eager)
         reply: Message = self.app(message, context)
         if reply.has_content():
             rng = generator(self.seed, "hostile", self.attack, node, message.metadata.group_id)
@@ -199,20 +202,20 @@ class LyingApp:
 def lie(content: RecordDict, attack: str, rng: np.random.Generator) -> None:
     """Change the model, the neurons or the cone in a reply."""
     if ARRAYS in content:
-        arrays = wire.to_numpy(content[ARRAYS])  # type: ignore[arg-type]
-        content[ARRAYS] = wire.to_record(lie_of_model(arrays, attack, rng))
+        arrays = to_numpy(content[ARRAYS])  # type: ignore[arg-type]
+        content[ARRAYS] = to_record(lie_of_model(arrays, attack, rng))
     if NEURONS in content:
         rows = content[NEURONS][NEURONS].numpy()  # type: ignore[index, union-attr]
         content[NEURONS] = ArrayRecord({NEURONS: Array(lie_of_neurons(rows, attack, rng))})
     if SPACE in content:
-        arrays = wire.to_numpy(content[SPACE])  # type: ignore[arg-type]
+        arrays = to_numpy(content[SPACE])  # type: ignore[arg-type]
         cone: Any = space_from_arrays(arrays, json.loads(content[SPACE_META][JSON]))  # type: ignore
         lied = CONE_LIES[_CONE_ATTACKS.get(attack, attack)](cone, rng)
-        packed = wire.pack_space_reply(lied, name=wire.unpack_name(content) or "")
+        packed = pack_space_reply(lied, name=unpack_name(content) or "")
         content[SPACE], content[SPACE_META] = packed[SPACE], packed[SPACE_META]
     metrics = content.get(METRICS)
-    if attack == "counts" and metrics is not None and wire.NUM_EXAMPLES in metrics:
-        metrics[wire.NUM_EXAMPLES] *= 10**6  # type: ignore
+    if attack == "counts" and metrics is not None and NUM_EXAMPLES in metrics:
+        metrics[NUM_EXAMPLES] *= 10**6  # type: ignore
 
 
 def lie_of_model(

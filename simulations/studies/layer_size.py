@@ -24,17 +24,20 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from gems_flwr import scoring, wire
-from gems_flwr.client import UNLIMITED, task_client_app
-from gems_flwr.networks import resize_model
-from gems_flwr.runtime import InProcessGrid
+from gems_flwr import scoring
+from gems_flwr.client.limits import UNLIMITED
+from gems_flwr.client.task_app import task_client_app
+from gems_flwr.networks.surgery import resize_model
+from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from gems_flwr.runtime.seeding import generator
-from gems_flwr.strategies import LocalModels, split_members
+from gems_flwr.server.members import split_members
+from gems_flwr.strategies.local_models import LocalModels
+from gems_flwr.wire.records import to_numpy
 from simulations.config import RunConfig, compose_config
-from simulations.experiment import Experiment
-from simulations.remembered import remember_training
+from simulations.experiment.experiment import Experiment
+from simulations.experiment.remembered import remember_training
+from simulations.experiment.training import torch_threads
 from simulations.report.figures import new_figure, save, write_heading
-from simulations.training import torch_threads
 
 SEEDS = (0, 1, 2)
 PUBLIC = 1000
@@ -162,7 +165,7 @@ def _local(experiment: Experiment, app: ClientApp) -> list[np.ndarray]:
     result = alone.start(InProcessGrid(app, config.nodes), experiment.initial_arrays())
     return [
         experiment.predict(resize_model(experiment.build_model(), arrays), experiment.dataset.test)
-        for arrays in split_members(wire.to_numpy(result.arrays)).values()
+        for arrays in split_members(to_numpy(result.arrays)).values()
     ]
 
 

@@ -17,22 +17,21 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from gems_flwr.construct import PrivateRelease, build_cone
+from gems_flwr.errors import SpaceError
+from gems_flwr.moments.cone_building import build_cone
+from gems_flwr.moments.private_release import PrivateRelease
 from gems_flwr.runtime.seeding import derive_seed, generator
-from gems_flwr.spaces import ClassMomentCone, SpaceError
-from gems_flwr.spaces.cone import mean_values
+from gems_flwr.spaces.cone import ClassMomentCone, mean_values
+from gems_flwr.typing import Float
 from simulations.config import compose_config
-from simulations.experiment import Experiment
+from simulations.experiment.experiment import Experiment
 from simulations.report.figures import new_figure, save
 from simulations.studies.membership import membership_auc
 from simulations.studies.reconstruction import nearest_distances, rebuild
-
-Float = NDArray[np.float64]
 
 SIZES = (8, 32, 64, 256)
 FULL, FIXED, AUTOMATIC = "full moments", "rank 20", "automatic"

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-Float = NDArray[np.float64]
+from gems_flwr.typing import Float
+
 # What a node's samples become on the wire: mean and covariance; None if nothing is sent.
 Release = Callable[[Float], tuple[Float, Float] | None]
 

@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.numpy import load_file
 
-from gems_flwr.strategies import split_models
+from gems_flwr.server.members import split_models
 from simulations.config import RunConfig, compose_config
-from simulations.data import Examples
-from simulations.experiment import experiment_of
-from simulations.multi_model.experiment import MultiModelExperiment
+from simulations.data.examples import Examples
+from simulations.experiment.experiment import experiment_of
+from simulations.experiment.several_models import MultiModelExperiment
 from simulations.run import run
 
 RATES = (0.05, 0.1, 0.2)

@@ -9,11 +9,12 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
-from gems_flwr import scoring, wire
-from gems_flwr.construct import LayerData
+from gems_flwr import scoring
+from gems_flwr.radii.layer_data import LayerData
 from gems_flwr.runtime.seeding import derive_seed
-from gems_flwr.spaces import find_output_layer, unflatten_linear
-from simulations.experiment import Experiment, NodeTask
+from gems_flwr.spaces.output_layer import find_output_layer, unflatten_linear
+from gems_flwr.wire.records import to_numpy
+from simulations.experiment.experiment import Experiment, NodeTask
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class TrainedNode:
 
 def trained_nodes(experiment: Experiment, console: Console) -> list[TrainedNode]:
     """Train every node of a linear experiment as the first round of a strategy would."""
-    initial = wire.to_numpy(experiment.initial_arrays())
+    initial = to_numpy(experiment.initial_arrays())
     output = find_output_layer(initial)
     if set(initial) != {output.weight, output.bias}:
         raise ValueError("this study is about models that are one linear layer: model=logistic")

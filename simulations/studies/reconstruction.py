@@ -11,12 +11,10 @@ search finds some table with these directions, and the distances tell what that 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from gems_flwr.spaces import ClassMomentCone, LowRankCovariance
-from gems_flwr.spaces.cone import mean_values
-
-Float = NDArray[np.float64]
+from gems_flwr.spaces.cone import ClassMomentCone, mean_values
+from gems_flwr.spaces.covariance import LowRankCovariance
+from gems_flwr.typing import Float
 
 STEP = 0.9
 

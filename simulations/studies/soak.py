@@ -22,13 +22,14 @@ from flwr.serverapp import Grid
 from rich.console import Console
 from rich.table import Table
 
-from gems_flwr import wire
 from gems_flwr.runtime.seeding import generator
-from gems_flwr.strategies import Callback, RoundRecord
-from simulations.backends import run_on_ray, simulated_client_app
+from gems_flwr.server.settings import Callback
+from gems_flwr.server.state import RoundRecord
+from gems_flwr.wire.keys import INTRODUCE, TRAIN
+from simulations.backends.launch import run_on_ray, simulated_client_app
 from simulations.config import RunConfig, compose_config
-from simulations.execution import run_server
-from simulations.experiment import experiment_of
+from simulations.experiment.execution import run_server
+from simulations.experiment.experiment import experiment_of
 
 SETTING = ["strategy=dynamic", "backend=ray", "model=mlp", "partition=iid", "nodes=10"]
 # Every round checks, and a low threshold makes most checks move models: the busiest case.
@@ -72,7 +73,7 @@ def unreliable_app(config: RunConfig, share: float = FAILING_SHARE) -> ClientApp
         metadata = message.metadata
         place = (str(context.node_config["partition-id"]), metadata.group_id)
         rng = generator(config.seed, "unreliable", *place)
-        fails = metadata.message_type == wire.TRAIN and rng.random() < share
+        fails = metadata.message_type == TRAIN and rng.random() < share
         after = rng.random() < 0.5
         if fails and not after:
             raise RuntimeError("failed before training, on purpose")
@@ -84,7 +85,7 @@ def unreliable_app(config: RunConfig, share: float = FAILING_SHARE) -> ClientApp
     app = ClientApp(mods=[unreliable])
     app.train()(inner)
     app.evaluate()(inner)
-    app.query(wire.INTRODUCE.split(".")[1])(inner)
+    app.query(INTRODUCE.split(".")[1])(inner)
     return app
 
 

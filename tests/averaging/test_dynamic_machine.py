@@ -7,16 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gems_flwr.averaging import (
-    Balancing,
-    BalancingRule,
-    Coordinator,
-    LocalReport,
-    RobustRule,
-    divergence,
-    squared_distance,
-    weighted_mean,
-)
+from gems_flwr.averaging.balancing import Balancing, BalancingRule, LocalReport
+from gems_flwr.averaging.divergence import divergence, squared_distance
+from gems_flwr.averaging.means import weighted_mean
+from gems_flwr.averaging.robust_rules import RobustRule
+from gems_flwr.averaging.synchronisation import Coordinator
 
 ROUNDING = 1e-9
 

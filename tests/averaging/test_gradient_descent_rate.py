@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from torch import nn
 
-from gems_flwr.averaging import weighted_mean
-from simulations.data import Examples
-from simulations.training import TrainOptions, fit
+from gems_flwr.averaging.means import weighted_mean
+from simulations.data.examples import Examples
+from simulations.experiment.training import TrainOptions, fit
 
 ROUNDS = 8
 

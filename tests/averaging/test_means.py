@@ -7,8 +7,8 @@ from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gems_flwr import wire
-from gems_flwr.averaging import mean_metrics, weighted_mean
+from gems_flwr.averaging.means import mean_metrics, weighted_mean
+from gems_flwr.wire.records import to_numpy, to_record
 
 
 @given(st.lists(st.integers(1, 10_000), min_size=1, max_size=8), st.integers(0, 2**32 - 1))
@@ -23,10 +23,10 @@ def test_the_mean_equals_flowers_bit_for_bit(weights, seed):
         for _ in weights
     ]
     replies = [
-        RecordDict({"m": wire.to_record(m), "n": MetricRecord({"num-examples": w})})
+        RecordDict({"m": to_record(m), "n": MetricRecord({"num-examples": w})})
         for m, w in zip(models, weights, strict=True)
     ]
-    flowers = wire.to_numpy(aggregate_arrayrecords(replies, "num-examples"))
+    flowers = to_numpy(aggregate_arrayrecords(replies, "num-examples"))
     ours = weighted_mean(models, weights)
     for key in flowers:
         assert ours[key].dtype == flowers[key].dtype

@@ -6,13 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from gems_flwr.averaging import (
-    RobustRule,
-    combine,
-    coordinate_median,
-    geometric_median,
-    trimmed_mean,
-)
+from gems_flwr.averaging.robust_means import coordinate_median, geometric_median, trimmed_mean
+from gems_flwr.averaging.robust_rules import RobustRule, combine
 
 RULES = ["median", "trimmed_mean", "geometric_median", "krum", "multi_krum", "bulyan"]
 

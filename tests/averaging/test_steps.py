@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from gems_flwr.averaging import (
+from gems_flwr.averaging.means import weighted_mean
+from gems_flwr.averaging.steps import (
     best_beta,
     flat,
     moved_control,
@@ -12,9 +13,8 @@ from gems_flwr.averaging import (
     stepped,
     unflat,
     update_of,
-    weighted_mean,
 )
-from gems_flwr.sampling import aggregation_coefficients, draw_assignment
+from gems_flwr.client_sampling import aggregation_coefficients, draw_assignment
 
 
 def model(seed, dtype=np.float32):

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gems_flwr.averaging import BalancingRule, following_loss, steered
+from gems_flwr.averaging.balancing import BalancingRule
+from gems_flwr.averaging.threshold import following_loss, steered
 
 LOSSES = st.floats(-1e100, 1e100)
 

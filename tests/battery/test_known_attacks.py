@@ -10,16 +10,21 @@ from helpers_battery import HostileApp, Played, check, grid_of
 from helpers_lies import with_record
 from helpers_scenarios import HIDDEN, NODES, SCENARIOS, app_of, arrays_of, data, layer
 
-from gems_flwr import wire
 from gems_flwr.bounds import MAX_FILE_NAME_BYTES, MAX_NEURON_RATIO
-from gems_flwr.client import dynamic_averaging_mod, good_enough_mod
+from gems_flwr.client.dynamic_averaging_mod import dynamic_averaging_mod
+from gems_flwr.client.good_enough_mod import good_enough_mod
 from gems_flwr.errors import RoundFailedError
-from gems_flwr.neurons import oversized_layers
-from gems_flwr.runtime import InProcessGrid
+from gems_flwr.neuron_merging.neuron_scale import oversized_layers
 from gems_flwr.runtime.checkpoint import CheckpointFolder
-from gems_flwr.spaces import Ball, NeuronBalls, Radius, save_space
-from gems_flwr.spaces.collection import SUFFIX, SpaceFolder
-from gems_flwr.strategies import FedAvg, Gems, PeriodicAveraging
+from gems_flwr.runtime.inprocess_grid import InProcessGrid
+from gems_flwr.spaces.ball import BallSpace
+from gems_flwr.spaces.neuron_balls import NeuronBalls
+from gems_flwr.spaces.radius import Radius
+from gems_flwr.spaces.space_files import SUFFIX, SpaceFolder, save_space
+from gems_flwr.strategies.fedavg import FedAvg
+from gems_flwr.strategies.gems import Gems
+from gems_flwr.strategies.periodic_averaging import PeriodicAveraging
+from gems_flwr.wire.records import to_numpy, to_record
 
 
 def in_json(key, **changes):
@@ -69,7 +74,7 @@ def far_sums(sign):
         spread = 0.9e12 * np.eye(features) + np.full((features, features), 0.9e6**2)
         upper = np.tile(spread[np.triu_indices(features)], (classes, 1))
         arrays = {"counts": counts, "sums": 1e3 * means, "outers": 1e3 * upper}
-        packed = wire.to_record({key: array.astype(np.float32) for key, array in arrays.items()})
+        packed = to_record({key: array.astype(np.float32) for key, array in arrays.items()})
         return with_record(content, "class-sums", packed)
 
     return lie
@@ -136,8 +141,8 @@ def test_a_beta_beyond_all_measure_costs_a_node_its_pair_and_nobody_else():
 )
 def test_pooled_examples_must_be_like_those_of_the_others(change, words):
     def lie(content):
-        arrays = wire.to_numpy(content["examples"]) | change
-        return with_record(content, "examples", wire.to_record(arrays))
+        arrays = to_numpy(content["examples"]) | change
+        return with_record(content, "examples", to_record(arrays))
 
     played = Played("Pooled", {1: lie})
     check(played, Played("Pooled", {1: None}))
@@ -147,7 +152,7 @@ def test_pooled_examples_must_be_like_those_of_the_others(change, words):
 def test_weights_that_no_tuning_survives_stay_as_they_are():
     def lie(content):
         arrays = {key: np.full_like(a.numpy(), 1e19) for key, a in content["arrays"].items()}
-        return with_record(content, "arrays", wire.to_record(arrays))
+        return with_record(content, "arrays", to_record(arrays))
 
     played = Played("LocalModels, tuned", {1: lie})
     check(played)
@@ -193,7 +198,7 @@ def test_a_long_odd_name_is_kept_in_a_file_of_bounded_name(name, tmp_path):
 
 
 def test_names_that_begin_alike_have_files_of_their_own(tmp_path):
-    ball = Ball(np.zeros(3), Radius(1.0, "worst"))
+    ball = BallSpace(np.zeros(3), Radius(1.0, "worst"))
     names = ["漢" * 99 + sign for sign in "abc"] + ["short", "a/b"]
     folder = SpaceFolder(tmp_path)
     folder.save(dict.fromkeys(names, ball))
@@ -202,7 +207,7 @@ def test_names_that_begin_alike_have_files_of_their_own(tmp_path):
 
 def test_files_of_earlier_runs_are_found_under_their_nodes_names(tmp_path):
     """They were called by the quoted name alone, and had no node in their header."""
-    save_space(tmp_path / f"clinic%2F7~{'0' * 32}{SUFFIX}", Ball([0.0], Radius(1.0, "worst")))
+    save_space(tmp_path / f"clinic%2F7~{'0' * 32}{SUFFIX}", BallSpace([0.0], Radius(1.0, "worst")))
     assert set(SpaceFolder(tmp_path).load()) == {f"clinic/7~{'0' * 32}"}
 
 
@@ -219,7 +224,7 @@ def test_huge_hidden_weights_leave_everybody_else_usable_in_the_next_round(merge
             return content
         array = np.array(content["neurons"]["neurons"].numpy())
         array[:, :-2] *= np.float32(largest / np.abs(array[:, :-2]).max())
-        return with_record(content, "neurons", wire.to_record({"neurons": array}))
+        return with_record(content, "neurons", to_record({"neurons": array}))
 
     played = Played(f"LayerwiseGems, {merge}", {1: lie})
     check(played)
@@ -280,10 +285,8 @@ class Breaks(FedAvg):
 
 
 def seventy_seven(content):
-    arrays = wire.to_numpy(content["arrays"])
-    return with_record(
-        content, "arrays", wire.to_record(arrays | {"bias": arrays["bias"] * 0 + 77})
-    )
+    arrays = to_numpy(content["arrays"])
+    return with_record(content, "arrays", to_record(arrays | {"bias": arrays["bias"] * 0 + 77}))
 
 
 def start(strategy, lies, nodes=NODES, rounds=2):
@@ -321,10 +324,10 @@ class BreaksSpaces(Gems):
 def seventy_sevens(content):
     """Change the first number of every array, in whatever record."""
     for key, record in content.array_records.items():
-        arrays = wire.to_numpy(record)
+        arrays = to_numpy(record)
         for array in arrays.values():
             array.reshape(-1)[0] = 77
-        content = with_record(content, key, wire.to_record(arrays))
+        content = with_record(content, key, to_record(arrays))
     return content
 
 

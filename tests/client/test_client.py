@@ -9,11 +9,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
 from torch import nn
 
-from gems_flwr import wire
-from gems_flwr.client import UNLIMITED, Report, Task, task_client_app
+from gems_flwr.client.limits import UNLIMITED
+from gems_flwr.client.task import Report, Task
+from gems_flwr.client.task_app import task_client_app
 from gems_flwr.errors import RoundFailedError
-from gems_flwr.runtime import InProcessGrid
-from gems_flwr.strategies import FedAvg, Pooled
+from gems_flwr.runtime.inprocess_grid import InProcessGrid
+from gems_flwr.strategies.fedavg import FedAvg
+from gems_flwr.strategies.pooled import Pooled
+from gems_flwr.wire.records import to_record
 
 
 class Noise(Task):
@@ -99,7 +102,7 @@ def test_a_fault_in_a_task_is_named_with_its_node_and_place():
     ("content", "words"),
     [
         (RecordDict(), "no ArrayRecord 'arrays'"),
-        (RecordDict({"arrays": wire.to_record({"x": np.ones(1)})}), "surplus ['x']"),
+        (RecordDict({"arrays": to_record({"x": np.ones(1)})}), "surplus ['x']"),
     ],
 )
 def test_a_message_that_does_not_fit_is_answered_with_an_error(content, words):

@@ -7,13 +7,15 @@ from flwr.app import ArrayRecord
 from torch import nn
 from torch.nn import functional as F
 
-from gems_flwr import wire
-from gems_flwr.client import Report, Task, TaskSet, task_client_app
 from gems_flwr.client.gradients import corrected_gradients
-from gems_flwr.runtime import InProcessGrid
+from gems_flwr.client.task import Report, Task, TaskSet
+from gems_flwr.client.task_app import task_client_app
+from gems_flwr.client_sampling import data_shares, draw_assignment, uniform_probabilities
+from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from gems_flwr.runtime.seeding import generator
-from gems_flwr.sampling import data_shares, draw_assignment, uniform_probabilities
-from gems_flwr.strategies import MultiModel, join_models, split_models
+from gems_flwr.server.members import join_models, split_models
+from gems_flwr.strategies.multi_model.multi_model import MultiModel
+from gems_flwr.wire.records import to_numpy, to_record
 
 RATE, NODES = 0.1, 5
 SIZES = {"small": (4, 2), "large": (6, 3)}
@@ -117,9 +119,9 @@ def textbook_scaffold(rounds, steps, budget, seed):
 def test_scaffold_equals_its_textbook_form(steps, budget):
     strategy = MultiModel(sampling="scaffold", budget=budget, seed=2)
     grid = InProcessGrid(app(steps), NODES)
-    result = strategy.start(grid, wire.to_record(join_models(start())), num_rounds=5)
+    result = strategy.start(grid, to_record(join_models(start())), num_rounds=5)
     assert result.failures == ()
-    models = split_models(wire.to_numpy(result.arrays))
+    models = split_models(to_numpy(result.arrays))
     for model, expected in textbook_scaffold(5, steps, budget, 2).items():
         assert flat(models[model]) == pytest.approx(expected, abs=1e-12)
 
@@ -127,7 +129,7 @@ def test_scaffold_equals_its_textbook_form(steps, budget):
 def test_scaffold_with_one_step_and_all_clients_is_gradient_descent():
     """All gradients are taken at x and Σ d (c − c_i) = 0: the corrections cancel."""
     grid = InProcessGrid(app(), NODES)
-    arrays = wire.to_record(join_models(start()))
+    arrays = to_record(join_models(start()))
     one = MultiModel(sampling="scaffold", budget=10).start(grid, arrays, num_rounds=4)
     other = MultiModel(sampling="full").start(grid, arrays, num_rounds=4)
     for key, array in one.arrays.items():
@@ -136,10 +138,10 @@ def test_scaffold_with_one_step_and_all_clients_is_gradient_descent():
 
 def test_the_ready_app_trains_models_of_different_shapes_and_reports_their_losses():
     grid = InProcessGrid(app(steps=5), NODES)
-    arrays = wire.to_record(join_models(start()))
+    arrays = to_record(join_models(start()))
     result = MultiModel(sampling="lvr", budget=6, seed=1).start(grid, arrays, num_rounds=30)
     assert result.failures == ()
-    for model, trained in split_models(wire.to_numpy(result.arrays)).items():
+    for model, trained in split_models(to_numpy(result.arrays)).items():
         losses = []
         for arrays_of in (start()[model], trained):
             task = LinearTask(0, model)
@@ -151,7 +153,7 @@ def test_the_ready_app_trains_models_of_different_shapes_and_reports_their_losse
 
 def test_a_capacity_of_one_is_kept():
     grid = InProcessGrid(app(capacity=1), NODES)
-    arrays = wire.to_record(join_models(start()))
+    arrays = to_record(join_models(start()))
     result = MultiModel(sampling="random", budget=5).start(grid, arrays, num_rounds=6)
     assert [r.train_metrics["pairs"] for r in result.history[1:]] == [5] * 6
     assert set(result.details["capacities"].values()) == {1}

@@ -8,31 +8,33 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from gems_flwr import wire
-from gems_flwr.client import (
-    UNLIMITED,
-    NodeLimits,
-    RefusedError,
-    good_enough_mod,
-    statistics_mod,
-)
+from gems_flwr.client.good_enough_mod import good_enough_mod
+from gems_flwr.client.limits import UNLIMITED, NodeLimits
 from gems_flwr.client.privacy_ledger import spend
-from gems_flwr.construct import (
+from gems_flwr.client.statistics_mod import statistics_mod
+from gems_flwr.errors import CheckpointError, RefusedError, RoundFailedError
+from gems_flwr.moments.private_release import PrivateRelease, PrivateScore, spent_epsilon
+from gems_flwr.runtime.inprocess_grid import InProcessGrid
+from gems_flwr.spaces.space_files import load_space
+from gems_flwr.strategies.fedavg import FedAvg
+from gems_flwr.strategies.gems import Gems
+from gems_flwr.strategies.merged_models import MergedModels
+from gems_flwr.wire.averaging_replies import ask_for_averaging
+from gems_flwr.wire.model_replies import pack_instruction
+from gems_flwr.wire.neuron_replies import ask_for_neurons
+from gems_flwr.wire.records import to_record
+from gems_flwr.wire.requests import (
+    AveragingRequest,
     NeuronRequest,
-    PrivateRelease,
-    PrivateScore,
     ScoreRequest,
     SpaceRequest,
-    spent_epsilon,
+    StatisticsRequest,
 )
-from gems_flwr.errors import CheckpointError, RoundFailedError
-from gems_flwr.merging.statistics import StatisticsRequest
-from gems_flwr.runtime import InProcessGrid
-from gems_flwr.spaces import load_space
-from gems_flwr.strategies import FedAvg, Gems, MergedModels
+from gems_flwr.wire.space_replies import ask_for_score, ask_for_space
+from gems_flwr.wire.statistics_replies import ask_for_statistics
 
 FEATURES, CLASSES, COUNT = 12, 3, 60
-AVERAGING = wire.AveragingRequest(run="run", model=1, reference=1, send="always")
+AVERAGING = AveragingRequest(run="run", model=1, reference=1, send="always")
 
 
 def data(context):
@@ -63,7 +65,7 @@ def node_app(limits=None, mod=good_enough_mod):
 def run(strategy, limits=None, grid=None):
     model = {"weight": np.zeros((CLASSES, FEATURES), "f4"), "bias": np.zeros(CLASSES, "f4")}
     grid = grid or InProcessGrid(node_app(limits), 2)
-    return strategy.start(grid, wire.to_record(model), num_rounds=1)
+    return strategy.start(grid, to_record(model), num_rounds=1)
 
 
 def context():
@@ -192,16 +194,16 @@ def test_noise_is_not_averaged_out_by_asking_again():
 @pytest.mark.parametrize(
     "besides",
     [
-        lambda content: wire.ask_for_averaging(content, AVERAGING),
-        lambda content: wire.ask_for_neurons(content, NeuronRequest(layer=0, epsilon=0.1)),
-        lambda content: wire.ask_for_statistics(content, StatisticsRequest("matching")),
+        lambda content: ask_for_averaging(content, AVERAGING),
+        lambda content: ask_for_neurons(content, NeuronRequest(layer=0, epsilon=0.1)),
+        lambda content: ask_for_statistics(content, StatisticsRequest("matching")),
     ],
 )
 def test_a_private_request_is_no_cover_for_another(besides):
     grid = InProcessGrid(node_app(NodeLimits(require_dp=True)), 1)
     (node,) = grid.get_node_ids()
-    content = wire.pack_instruction(ArrayRecord(), ConfigRecord(), server_round=1, seed=0)
-    wire.ask_for_space(content, SpaceRequest(dp_epsilon=1.0))
+    content = pack_instruction(ArrayRecord(), ConfigRecord(), server_round=1, seed=0)
+    ask_for_space(content, SpaceRequest(dp_epsilon=1.0))
     besides(content)
     (reply,) = grid.send_and_receive([Message(content, node, "train")])
     assert "limit require_dp: models and statistics" in reply.error.reason
@@ -210,8 +212,8 @@ def test_a_private_request_is_no_cover_for_another(besides):
 def test_an_evaluation_is_no_cover_for_an_exact_score():
     grid = InProcessGrid(node_app(NodeLimits(require_dp=True)), 1)
     (node,) = grid.get_node_ids()
-    content = wire.pack_instruction(ArrayRecord(), ConfigRecord(), server_round=1, seed=0)
-    wire.ask_for_score(content, ScoreRequest(dp_epsilon=1.0))
+    content = pack_instruction(ArrayRecord(), ConfigRecord(), server_round=1, seed=0)
+    ask_for_score(content, ScoreRequest(dp_epsilon=1.0))
     (reply,) = grid.send_and_receive([Message(content, node, "evaluate")])
     assert "limit require_dp: an exact score" in reply.error.reason
 

@@ -10,17 +10,21 @@ from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_m
 from flwr.server.workflow import SecAggPlusWorkflow
 
 from conftest import initial_arrays, toy_app
-from gems_flwr import wire
-from gems_flwr.client import (
-    NodeLimits,
-    dynamic_averaging_mod,
-    good_enough_mod,
-    statistics_mod,
-)
-from gems_flwr.client.privacy import inner_mods
+from gems_flwr.client.dynamic_averaging_mod import dynamic_averaging_mod
+from gems_flwr.client.good_enough_mod import good_enough_mod
+from gems_flwr.client.limits import NodeLimits
+from gems_flwr.client.privacy_mods import inner_mods
+from gems_flwr.client.statistics_mod import statistics_mod
 from gems_flwr.errors import RoundFailedError
-from gems_flwr.runtime import InProcessGrid
-from gems_flwr.strategies import DynamicAveraging, FedAvg, Gems, MergedModels, PeriodicAveraging
+from gems_flwr.runtime.inprocess_grid import InProcessGrid
+from gems_flwr.strategies.dynamic_averaging import DynamicAveraging
+from gems_flwr.strategies.fedavg import FedAvg
+from gems_flwr.strategies.gems import Gems
+from gems_flwr.strategies.merged_models import MergedModels
+from gems_flwr.strategies.periodic_averaging import PeriodicAveraging
+from gems_flwr.wire.keys import SECAGG_CONFIGS
+from gems_flwr.wire.model_replies import pack_name
+from gems_flwr.wire.records import to_numpy, to_record
 
 CLIP = 0.5
 SHAPE = (2, 3)
@@ -43,11 +47,11 @@ def app_with(*mods):
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        arrays = wire.to_numpy(message.content["arrays"])
+        arrays = to_numpy(message.content["arrays"])
         step = np.float32(context.node_config["partition-id"] + 1)
         content = RecordDict(
             {
-                "arrays": wire.to_record({key: a + step for key, a in arrays.items()}),
+                "arrays": to_record({key: a + step for key, a in arrays.items()}),
                 "metrics": MetricRecord({"num-examples": 1, "loss-sum": 1.0, "batches": 1}),
             }
         )
@@ -64,7 +68,7 @@ def start(strategy, app, rounds=1):
 
 
 def flat(result):
-    return np.concatenate([a.ravel() for a in wire.to_numpy(result.arrays).values()])
+    return np.concatenate([a.ravel() for a in to_numpy(result.arrays).values()])
 
 
 # --- LocalDpMod -----------------------------------------------------------------------------
@@ -181,7 +185,7 @@ def test_under_secure_aggregation_our_strategies_refuse_with_what_to_do(strategy
 
 def test_a_masked_reply_is_never_taken_for_a_model():
     def masked(message, context):
-        content = RecordDict({wire.SECAGG_CONFIGS: wire.pack_name("x")["node"]})
+        content = RecordDict({SECAGG_CONFIGS: pack_name("x")["node"]})
         content["arrays"] = message.content["arrays"]
         content["metrics"] = MetricRecord({"num-examples": 1})
         return Message(content, reply_to=message)

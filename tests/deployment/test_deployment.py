@@ -13,7 +13,7 @@ from rich.console import Console
 from gems_flwr.__main__ import main as command_line
 from gems_flwr.runtime.flower_cli import COMPLETED
 from simulations.config import compose_config
-from simulations.deployment import Federation, wait_until
+from simulations.deployment.federation import Federation, wait_until
 from simulations.run import run
 
 # One federation for all of them, so one worker.

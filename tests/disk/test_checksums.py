@@ -6,17 +6,16 @@ import stat
 import numpy as np
 import pytest
 from flwr.app import RecordDict
+from helpers_spaces import BALL, LOW, NIGHTLY, without_checksum
 
 from conftest import initial_arrays, record_equal, small_model, toy_app
-from gems_flwr.errors import CheckpointError
-from gems_flwr.runtime import InProcessGrid
+from gems_flwr.errors import CheckpointError, SpaceError
 from gems_flwr.runtime.checkpoint import CheckpointFolder, load_arrays, save_arrays
-from gems_flwr.spaces import SpaceError, load_space, save_space
-from gems_flwr.spaces.collection import SpaceFolder
-from gems_flwr.strategies import FedAvg
-from gems_flwr.strategies.journal import Journal
-from gems_flwr.strategies.records import RoundRecord, ServerState
-from test_fuzz import BALL, LOW, NIGHTLY, without_checksum
+from gems_flwr.runtime.inprocess_grid import InProcessGrid
+from gems_flwr.server.round_log import RoundLog
+from gems_flwr.server.state import RoundRecord, ServerState
+from gems_flwr.spaces.space_files import SpaceFolder, load_space, save_space
+from gems_flwr.strategies.fedavg import FedAvg
 
 MODEL = {"weight": np.ones((2, 2), np.float32), "steps": np.array(3)}
 
@@ -63,7 +62,7 @@ def test_a_flipped_bit_of_a_kept_reply_has_the_node_asked_again(tmp_path):
 
 
 def test_a_flipped_bit_of_the_history_is_noticed(tmp_path):
-    journal = Journal(tmp_path, strategy="S", seed=0, model=MODEL)
+    journal = RoundLog(tmp_path, strategy="S", seed=0, model=MODEL)
     records = (RoundRecord(0), RoundRecord(1, server_metrics={"accuracy": 0.75}))
     journal.begin(ServerState(MODEL, records[:1]))
     journal.save(ServerState(MODEL, records))
@@ -134,7 +133,7 @@ def test_a_history_written_by_another_version_stays_as_it_is(tmp_path):
     # Another version orders its keys differently.
     lines = [json.dumps(json.loads(line), sort_keys=True) for line in path.read_text().splitlines()]
     path.write_text("\n".join(lines) + "\n")
-    journal = Journal(tmp_path, strategy="FedAvg", seed=0, model=small_model())
+    journal = RoundLog(tmp_path, strategy="FedAvg", seed=0, model=small_model())
     groups, meta = journal.files.load()
     del meta["rounds.jsonl"]
     save_arrays(tmp_path / "checkpoint.safetensors", groups, meta)

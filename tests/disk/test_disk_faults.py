@@ -13,16 +13,17 @@ import tempfile
 
 import numpy as np
 import pytest
+from helpers_spaces import FULL
 
 from conftest import initial_arrays, record_equal, refuse_writing, toy_app
 from gems_flwr.__main__ import main
-from gems_flwr.disk import write_atomically
+from gems_flwr.disk.files import write_atomically
 from gems_flwr.errors import CheckpointError, DiskError, StateNotSavedError
-from gems_flwr.runtime import InProcessGrid
 from gems_flwr.runtime.checkpoint import CheckpointFolder
-from gems_flwr.spaces import save_space
-from gems_flwr.strategies import Callback, FedAvg
-from test_fuzz import FULL
+from gems_flwr.runtime.inprocess_grid import InProcessGrid
+from gems_flwr.server.settings import Callback
+from gems_flwr.spaces.space_files import save_space
+from gems_flwr.strategies.fedavg import FedAvg
 
 FULL_DISK = os.strerror(errno.ENOSPC)
 

@@ -11,21 +11,22 @@ import threading
 from pathlib import Path
 
 import pytest
+from helpers_spaces import FULL
 
 from conftest import initial_arrays, record_equal, toy_app
 from gems_flwr.__main__ import main
-from gems_flwr.disk import check_held, hold_folder, lock
-from gems_flwr.disk.lock import LOCK_FILE
+from gems_flwr.disk import lock
+from gems_flwr.disk.lock import LOCK_FILE, check_held, hold_folder
 from gems_flwr.errors import DiskError, FolderInUseError
-from gems_flwr.runtime import InProcessGrid
-from gems_flwr.spaces import save_space
-from gems_flwr.strategies import Callback, FedAvg
-from test_fuzz import FULL
+from gems_flwr.runtime.inprocess_grid import InProcessGrid
+from gems_flwr.server.settings import Callback
+from gems_flwr.spaces.space_files import save_space
+from gems_flwr.strategies.fedavg import FedAvg
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLD = """
 import sys
-from gems_flwr.disk import hold_folder
+from gems_flwr.disk.lock import hold_folder
 with hold_folder(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()
@@ -33,7 +34,7 @@ with hold_folder(sys.argv[1]):
 # The lock is inherited by a child that outlives whoever took it.
 HOLD_AND_FORK = """
 import os, sys
-from gems_flwr.disk import hold_folder
+from gems_flwr.disk.lock import hold_folder
 with hold_folder(sys.argv[1]):
     if os.fork():
         print("held", flush=True)

@@ -3,8 +3,12 @@
 import numpy as np
 import pytest
 
-from gems_flwr.intersect import EmptyIntersectionError, aggregate_spaces, largest_epsilon
-from gems_flwr.spaces import Ball, CurvedSpace, Ellipsoid, Radius
+from gems_flwr.errors import EmptyIntersectionError
+from gems_flwr.intersect.aggregate import aggregate_spaces, largest_epsilon
+from gems_flwr.spaces.ball import BallSpace
+from gems_flwr.spaces.curved_space import CurvedSpace
+from gems_flwr.spaces.ellipsoid import EllipsoidSpace
+from gems_flwr.spaces.radius import Radius
 
 
 def curved(center, shape="ball"):
@@ -12,8 +16,8 @@ def curved(center, shape="ball"):
     curve = 10 * np.linspace(1, 0, 101)
     radius = Radius(5.0, "worst", 0.5)
     if shape == "ball":
-        return CurvedSpace(Ball(np.array(center), radius), curve)
-    return CurvedSpace(Ellipsoid(np.array(center), np.full(2, 5.0), radius), curve)
+        return CurvedSpace(BallSpace(np.array(center), radius), curve)
+    return CurvedSpace(EllipsoidSpace(np.array(center), np.full(2, 5.0), radius), curve)
 
 
 @pytest.mark.parametrize("shape", ["ball", "ellipsoid"])
@@ -52,4 +56,4 @@ def test_what_to_do_with_an_empty_intersection():
 
 def test_choosing_epsilon_needs_curves():
     with pytest.raises(ValueError, match="radius curves of all 2 spaces, 1 have one"):
-        largest_epsilon([curved([0.0, 0.0]), Ball(np.zeros(2), Radius(1.0, "worst"))])
+        largest_epsilon([curved([0.0, 0.0]), BallSpace(np.zeros(2), Radius(1.0, "worst"))])

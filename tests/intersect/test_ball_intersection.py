@@ -6,19 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gems_flwr.intersect import (
-    descend_equation2,
-    intersect,
-    intersect_balls,
-    intersect_convex,
-    two_balls,
-)
+from gems_flwr.intersect.balls import intersect_balls, two_balls
+from gems_flwr.intersect.equation2 import descend_equation2
+from gems_flwr.intersect.intersect import intersect
+from gems_flwr.intersect.mixed import intersect_convex
 from gems_flwr.intersect.simplex import maximise_on_simplex, project_to_simplex
-from gems_flwr.spaces import Ball, Radius
+from gems_flwr.spaces.ball import BallSpace
+from gems_flwr.spaces.radius import Radius
 
 
 def ball(center, radius):
-    return Ball(np.asarray(center, dtype=np.float32), Radius(float(radius), "worst"))
+    return BallSpace(np.asarray(center, dtype=np.float32), Radius(float(radius), "worst"))
 
 
 def random_balls(seed, count=5, dimension=3, size=1.0):

@@ -8,12 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gems_flwr.construct import build_cone
-from gems_flwr.intersect import ConeOptions, entries, pool_moments, pooled, solve_cones
-from gems_flwr.intersect.cascade import CascadeSum
-from gems_flwr.intersect.entries import LowRankEntries
-from gems_flwr.intersect.objective import ConeObjective
-from gems_flwr.spaces.quantized import QuantizedArray
+from gems_flwr.intersect import components as entries
+from gems_flwr.intersect import pooled_moments as pooled
+from gems_flwr.intersect.components import CascadeSum, LowRankEntries
+from gems_flwr.intersect.cone_objective import ConeObjective, ConeOptions
+from gems_flwr.intersect.cones import solve_cones
+from gems_flwr.intersect.pooled_moments import pool_moments
+from gems_flwr.moments.cone_building import build_cone
+from gems_flwr.spaces.covariance import QuantizedArray
 from simulations.bench.plain_cones import PlainObjective, solve_plainly
 
 CLASSES, FEATURES = 3, 130

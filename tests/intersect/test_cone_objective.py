@@ -7,11 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import approx_fprime
 
-from gems_flwr.construct import build_cone
-from gems_flwr.intersect import ConeOptions, intersect, pool_moments, solve_cones
-from gems_flwr.intersect.objective import ConeObjective, balanced_shares
-from gems_flwr.spaces import unflatten_linear
-from gems_flwr.tuning import fine_tune_linear, public_weight, tune_cones
+from gems_flwr.intersect.cone_objective import ConeObjective, ConeOptions, balanced_shares
+from gems_flwr.intersect.cones import solve_cones
+from gems_flwr.intersect.intersect import intersect
+from gems_flwr.intersect.pooled_moments import pool_moments
+from gems_flwr.intersect.tuning import fine_tune_linear, public_weight, tune_cones
+from gems_flwr.moments.cone_building import build_cone
+from gems_flwr.spaces.output_layer import unflatten_linear
 
 
 def samples(seed=0, n=900, features=6, classes=4):

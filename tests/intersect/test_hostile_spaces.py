@@ -9,20 +9,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gems_flwr.construct import build_cone
-from gems_flwr.intersect import (
-    aggregate_spaces,
-    audit_nodes,
-    intersect,
-    largest_subset,
-    screen_spaces,
-)
-from gems_flwr.intersect.screen import FAR, HEAVY
-from gems_flwr.spaces import Ball, Ellipsoid, Radius
+from gems_flwr.intersect.aggregate import aggregate_spaces
+from gems_flwr.intersect.audit import audit_nodes
+from gems_flwr.intersect.intersect import intersect
+from gems_flwr.intersect.screen_spaces import FAR, HEAVY, screen_spaces
+from gems_flwr.intersect.subsets import largest_subset
+from gems_flwr.moments.cone_building import build_cone
+from gems_flwr.spaces.ball import BallSpace
+from gems_flwr.spaces.ellipsoid import EllipsoidSpace
+from gems_flwr.spaces.radius import Radius
 
 
 def ball(center, radius=1.0):
-    return Ball(np.asarray(center, dtype=np.float32), Radius(radius, "worst", 0.5))
+    return BallSpace(np.asarray(center, dtype=np.float32), Radius(radius, "worst", 0.5))
 
 
 def blob_cone(seed, classes=(0, 1, 2), count=200, shift=0.0, rank=None, **options):
@@ -117,7 +116,7 @@ def test_a_radius_of_nothing_does_not_fix_the_result(kind):
         plain = ball(center, radius)
         if kind == "ball":
             return plain
-        return Ellipsoid(plain.center, np.full(2, radius), plain.radius)
+        return EllipsoidSpace(plain.center, np.full(2, radius), plain.radius)
 
     spaces = [space(c, r) for c, r in zip(centres, radii, strict=True)]
     owned = aggregate_spaces(spaces).point

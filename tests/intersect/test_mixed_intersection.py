@@ -9,8 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.linalg import sqrtm
 
-from gems_flwr.intersect import intersect, intersect_balls, intersect_convex, intersect_unions
-from gems_flwr.spaces import Ball, BallSet, ClassMomentCone, Ellipsoid, FullCovariance, Radius
+from gems_flwr.intersect.balls import intersect_balls
+from gems_flwr.intersect.intersect import intersect
+from gems_flwr.intersect.mixed import intersect_convex
+from gems_flwr.intersect.unions import intersect_unions
+from gems_flwr.spaces.ball import BallSet, BallSpace
+from gems_flwr.spaces.cone import ClassMomentCone
+from gems_flwr.spaces.covariance import FullCovariance
+from gems_flwr.spaces.ellipsoid import EllipsoidSpace
+from gems_flwr.spaces.radius import Radius
 
 R = Radius(1.0, "worst")
 
@@ -50,10 +57,10 @@ def cone_constraints(cone, w, slack):
 def test_the_verdict_on_ellipsoids_is_that_of_an_independent_solver(seed, count, dimension, size):
     rng = np.random.default_rng(seed)
     spaces = [
-        Ellipsoid(rng.normal(size=dimension), size * rng.uniform(0.2, 1.5, dimension), R)
+        EllipsoidSpace(rng.normal(size=dimension), size * rng.uniform(0.2, 1.5, dimension), R)
         for _ in range(count)
     ]
-    spaces[0] = Ball(spaces[0].center, Radius(size, "worst"))
+    spaces[0] = BallSpace(spaces[0].center, Radius(size, "worst"))
     w, t = cp.Variable(dimension), cp.Variable()
     levels = [
         cp.sum_squares(
@@ -83,10 +90,10 @@ def test_the_verdict_on_a_cone_and_a_ball_is_that_of_an_independent_solver(
     """The smallest slack by which all constraints must give is positive iff there is no point."""
     rng = np.random.default_rng(seed)
     cone = a_cone(seed, epsilon)
-    ball = Ball(rng.normal(size=9), Radius(size, "worst"))
+    ball = BallSpace(rng.normal(size=9), Radius(size, "worst"))
     spaces = [cone, ball]
     if second:
-        spaces.append(Ellipsoid(rng.normal(size=9), size * rng.uniform(0.5, 2, 9), R))
+        spaces.append(EllipsoidSpace(rng.normal(size=9), size * rng.uniform(0.5, 2, 9), R))
     w, t = cp.Variable(9), cp.Variable()
     constraints = cone_constraints(cone, w, t)
     constraints.append(cp.norm(w - ball.center.astype(float)) <= size + t)
@@ -142,7 +149,7 @@ def test_the_search_over_sets_finds_what_trying_all_choices_finds(seed, nodes, s
     rng = np.random.default_rng(seed)
     sets = [
         tuple(
-            Ball(rng.normal(size=2) * 2, Radius(size * rng.uniform(0.5, 1.5), "growing"))
+            BallSpace(rng.normal(size=2) * 2, Radius(size * rng.uniform(0.5, 1.5), "growing"))
             for _ in range(rng.integers(1, 4))
         )
         for _ in range(nodes)
@@ -163,23 +170,23 @@ def test_the_search_over_sets_finds_what_trying_all_choices_finds(seed, nodes, s
 
 def test_a_retrained_ball_makes_the_difference():
     """2018: no intersection at first; the second round's ball of node 1 meets node 0's."""
-    one = BallSet((Ball([0.0, 0.0], R),))
-    two = BallSet((Ball([5.0, 0.0], R),))
+    one = BallSet((BallSpace([0.0, 0.0], R),))
+    two = BallSet((BallSpace([5.0, 0.0], R),))
     assert intersect([one, two]).empty
-    result = intersect([one, two.add(Ball([1.5, 0.0], R))])
+    result = intersect([one, two.add(BallSpace([1.5, 0.0], R))])
     assert result.feasible
     assert result.choice == (0, 1)
 
 
 def test_a_search_that_runs_out_of_budget_is_undecided():
     corners = [[0, 0], [2, 0], [1, np.sqrt(3)], [1, 0.6]]
-    far = [BallSet((Ball(c, Radius(1.05, "worst")),) * 3) for c in corners]
+    far = [BallSet((BallSpace(c, Radius(1.05, "worst")),) * 3) for c in corners]
     assert intersect_unions(far).empty
     assert intersect_unions(far, budget=1).status == "undecided"
 
 
 def test_sets_and_ellipsoids_mix():
-    sets = BallSet((Ball([9.0, 9.0], R), Ball([0.0, 0.5], R)))
-    result = intersect([sets, Ellipsoid([0.0, 0.0], [0.5, 0.5], R)])
+    sets = BallSet((BallSpace([9.0, 9.0], R), BallSpace([0.0, 0.5], R)))
+    result = intersect([sets, EllipsoidSpace([0.0, 0.0], [0.5, 0.5], R)])
     assert result.feasible
     assert result.choice == (1, 0)

@@ -6,8 +6,9 @@ from flwr.app import ArrayRecord
 from torch import nn
 from torch.nn import functional as F
 
-from gems_flwr import wire
-from gems_flwr.networks import read_neuron_inputs, weight_layers
+from gems_flwr.networks.hidden import read_neuron_inputs
+from gems_flwr.networks.layers import weight_layers
+from gems_flwr.wire.records import to_numpy
 
 
 def network():
@@ -25,7 +26,7 @@ def network():
 
 
 def arrays_of(model):
-    return wire.to_numpy(ArrayRecord(model.state_dict()))
+    return to_numpy(ArrayRecord(model.state_dict()))
 
 
 X, Y = torch.randn(10, 2, 8, 8), torch.zeros(10, dtype=torch.long)

@@ -6,15 +6,9 @@ import torch
 from flwr.app import ArrayRecord
 from torch import nn
 
-from gems_flwr import wire
-from gems_flwr.networks import (
-    freeze_layers,
-    neuron_rows,
-    outgoing_rows,
-    replace_layer,
-    resize_model,
-    weight_layers,
-)
+from gems_flwr.networks.layers import neuron_rows, outgoing_rows, replace_layer, weight_layers
+from gems_flwr.networks.surgery import freeze_layers, resize_model
+from gems_flwr.wire.records import to_numpy
 
 
 def chain():
@@ -34,7 +28,7 @@ def chain():
 
 
 def arrays_of(model):
-    return wire.to_numpy(ArrayRecord(model.state_dict()))
+    return to_numpy(ArrayRecord(model.state_dict()))
 
 
 def predictions(model, arrays, x):

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from gems_flwr.networks import freeze_layers, other_output_layer, split_classes, start_afresh
+from gems_flwr.networks.subclasses import other_output_layer, split_classes
+from gems_flwr.networks.surgery import freeze_layers, start_afresh
 
 
 def clouds(seed=0):

@@ -10,14 +10,10 @@ from flwr.app import RecordDict
 from safetensors.numpy import save_file
 
 from conftest import initial_arrays, small_model
-from gems_flwr.disk import write_atomically
+from gems_flwr.disk.files import write_atomically
 from gems_flwr.errors import CheckpointError, DiskError
 from gems_flwr.runtime import checkpoint
-from gems_flwr.runtime.checkpoint import (
-    CheckpointFolder,
-    load_arrays,
-    save_arrays,
-)
+from gems_flwr.runtime.checkpoint import CheckpointFolder, load_arrays, save_arrays
 
 
 def test_arrays_and_meta_come_back_as_they_were_in_their_order(tmp_path):

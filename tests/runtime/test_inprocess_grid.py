@@ -8,7 +8,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from conftest import initial_arrays, toy_app, train_reply
-from gems_flwr.runtime import InProcessGrid
+from gems_flwr.runtime.inprocess_grid import InProcessGrid
 
 
 def ask(grid, timeout=None, content=None):

@@ -6,16 +6,15 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
 
 from conftest import initial_arrays, toy_app
-from gems_flwr import wire
-from gems_flwr.runtime import InProcessGrid, MeteredGrid, Traffic
+from gems_flwr.runtime.inprocess_grid import InProcessGrid
+from gems_flwr.runtime.metered_grid import MeteredGrid, Traffic
+from gems_flwr.wire.model_replies import pack_instruction
 
 
 def messages(grid, server_round=1):
     return [
         Message(
-            wire.pack_instruction(
-                initial_arrays(), ConfigRecord(), server_round=server_round, seed=0
-            ),
+            pack_instruction(initial_arrays(), ConfigRecord(), server_round=server_round, seed=0),
             dst_node_id=node,
             message_type="train",
         )

@@ -8,7 +8,7 @@ import torch
 from flwr.app import ArrayRecord
 from hydra.errors import HydraException
 
-from gems_flwr.strategies import PatienceExhausted, TargetReached
+from gems_flwr.server.stopping import PatienceExhausted, TargetReached
 from simulations.config import (
     CONFIG_DIR,
     ConfigError,
@@ -17,8 +17,8 @@ from simulations.config import (
     explain,
     variant_of,
 )
-from simulations.data import MissingDataError
-from simulations.experiment import Experiment
+from simulations.data.archives import MissingDataError
+from simulations.experiment.experiment import Experiment
 
 GROUPS = ["strategy", "dataset", "partition", "model", "backend"]
 

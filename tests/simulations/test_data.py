@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from simulations import data
-from simulations.data import Dataset, Examples, MissingDataError, split_validation
-from simulations.data.examples import balance
-from simulations.data.files import read_idx
-from simulations.data.sampling import apportion
+from simulations.data.archives import MissingDataError, read_idx
+from simulations.data.examples import Dataset, Examples, balance
+from simulations.data.splits import apportion, split_validation
 
 CONF = Path(__file__).parents[2] / "conf" / "dataset"
 FROM_FILES = [

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from gems_flwr.runtime.seeding import derive_seed
 from simulations import data
 from simulations.config import ConfigError, compose_config
-from simulations.data import Dataset, Examples
-from simulations.data.examples import assemble
+from simulations.data.examples import Dataset, Examples, assemble
 from simulations.data.permuted import beside_permuted, pixel_permutation
-from simulations.experiment import Experiment
-from simulations.groups import Groups
+from simulations.experiment.experiment import Experiment
+from simulations.partitions.groups import Groups
 
 
 def pool_of(count: int, seed: int) -> tuple[Examples, np.ndarray]:

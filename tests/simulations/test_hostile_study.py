@@ -8,10 +8,10 @@ import sys
 import pytest
 from rich.console import Console
 
-from gems_flwr.runtime import InProcessGrid
+from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from simulations.config import compose_config
-from simulations.execution import run_server
-from simulations.experiment import experiment_of
+from simulations.experiment.execution import run_server
+from simulations.experiment.experiment import experiment_of
 from simulations.studies import hostile, hostile_models, soak
 
 QUIET = Console(quiet=True)

@@ -9,10 +9,10 @@ import torch
 from rich.console import Console
 from safetensors.numpy import load_file
 
-from gems_flwr import wire
-from gems_flwr.networks import freeze_layers
+from gems_flwr.networks.surgery import freeze_layers
+from gems_flwr.wire.keys import FROZEN_LAYERS, NEURON_REQUEST, SERVER_ROUND
 from simulations.config import compose_config
-from simulations.experiment import experiment_of
+from simulations.experiment.experiment import experiment_of
 from simulations.run import run
 
 
@@ -66,7 +66,7 @@ def test_the_output_layer_alone_is_trained_for_its_own_number_of_epochs():
     model = task.build_model()
     freeze_layers(model, 1)
     before = model[1].weight.clone()
-    report = task.train(model, seed=0, config={wire.FROZEN_LAYERS: 1, wire.SERVER_ROUND: 2})
+    report = task.train(model, seed=0, config={FROZEN_LAYERS: 1, SERVER_ROUND: 2})
     assert report.metrics["epochs"] == 3
     assert torch.equal(model[1].weight, before)
 
@@ -75,7 +75,7 @@ def test_nodes_start_later_hidden_layers_from_weights_of_their_own():
     """The paper's nodes differ in their initial weights, in every layer; frozen ones stay."""
     options = ["strategy=gems_layerwise", "model=mlp", "model.hidden=[6,5]", "train.lr=1e-12"]
     experiment = experiment_of(compose_config([*options, "train.epochs=1"]).to_json())
-    asked = {wire.NEURON_REQUEST: "", wire.FROZEN_LAYERS: 1, wire.SERVER_ROUND: 2}
+    asked = {NEURON_REQUEST: "", FROZEN_LAYERS: 1, SERVER_ROUND: 2}
     trained = []
     for node in (0, 1):
         model = experiment.build_model()

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from gems_flwr.client import TaskSet
-from gems_flwr.strategies import split_models
+from gems_flwr.client.task import TaskSet
+from gems_flwr.server.members import split_models
 from simulations.config import ConfigError, RunConfig, compose_config, variant_of
-from simulations.experiment import experiment_of
-from simulations.multi_model import MultiModelConfig, Skew
-from simulations.multi_model.experiment import MultiModelExperiment
+from simulations.experiment.experiment import experiment_of
+from simulations.experiment.several_models import MultiModelExperiment
+from simulations.options import MultiModelConfig
+from simulations.partitions.skew import Skew
 from simulations.run import run
 
 SMALL = ["strategy=multi_model", "partition=iid", "nodes=6", "rounds=2", "progress=false"]

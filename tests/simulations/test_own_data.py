@@ -7,11 +7,12 @@ import pytest
 from flwr.app import Context, RecordDict
 from flwr.serverapp import ServerApp
 
-from gems_flwr.runtime import InProcessGrid
+from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from simulations import app as flower_app
 from simulations.config import ConfigError, compose_config
-from simulations.data import MissingDataError, own, read_own_data
-from simulations.experiment import experiment_of
+from simulations.data.archives import MissingDataError
+from simulations.data.own_data import own, read_own_data
+from simulations.experiment.experiment import experiment_of
 
 SHAPE = "dataset=own dataset.input_shape=[4] dataset.classes=3"
 

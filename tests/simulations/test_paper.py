@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from simulations.config import compose_config
-from simulations.data import MissingDataError
+from simulations.data.archives import MissingDataError
 from simulations.paper import __main__ as command
 from simulations.paper import dynamic, explanations, gems2019, results, runner, show, slides
 from simulations.paper.catalogue import CATALOGUE

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from simulations.partitions import (
+from simulations.partitions.partitioners import (
     Dirichlet,
     Iid,
     LabelDivision,
@@ -283,7 +283,7 @@ def test_a_division_can_be_given_in_the_config() -> None:
 def test_label_divisions_do_not_import_the_datasets_library() -> None:
     """It takes seconds to import, in every Ray worker."""
     code = (
-        "import sys, numpy; from simulations.partitions import LabelDivision;"
+        "import sys, numpy; from simulations.partitions.partitioners import LabelDivision;"
         "LabelDivision()(numpy.arange(10), nodes=5, classes=10, seed=0);"
         "sys.exit('datasets' in sys.modules)"
     )

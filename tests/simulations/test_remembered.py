@@ -9,13 +9,13 @@ from rich.console import Console
 from torch import nn
 
 from gems_flwr.client.gradients import corrected_gradients
-from gems_flwr.networks import freeze_layers
-from simulations import remembered
+from gems_flwr.networks.surgery import freeze_layers
 from simulations.config import compose_config
-from simulations.data import Examples
-from simulations.remembered import TrainingMemory, fit_once, remember_training
+from simulations.data.examples import Examples
+from simulations.experiment import remembered
+from simulations.experiment.remembered import TrainingMemory, fit_once, remember_training
+from simulations.experiment.training import TrainOptions
 from simulations.run import run
-from simulations.training import TrainOptions
 
 SHORT = ["progress=false", "train.epochs=3", "train.patience=3", "own_initial_weights=true"]
 BALL = ["strategy=gems", "strategy.space=ball", "strategy.directions=20"]

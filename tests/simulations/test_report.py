@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from simulations.report import NoRunsError, build_report
 from simulations.report.__main__ import main
 from simulations.report.curves import method_curve, run_curve
-from simulations.report.runs import read_runs
+from simulations.report.runs import NoRunsError, read_runs
 from simulations.report.stream_plots import family_of
 from simulations.report.summary import comparability_warnings, format_bytes, spread, summarise
+from simulations.report.write_report import build_report
 
 PNG_START = b"\x89PNG\r\n\x1a\n"
 

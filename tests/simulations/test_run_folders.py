@@ -16,12 +16,11 @@ from rich.console import Console
 
 import simulations.run
 from conftest import refuse_writing
-from gems_flwr.disk import hold_folder
-from gems_flwr.disk.lock import LOCK_FILE
+from gems_flwr.disk.lock import LOCK_FILE, hold_folder
 from gems_flwr.errors import CheckpointError, FolderInUseError
 from gems_flwr.runtime.checkpoint import CheckpointFolder
 from simulations.config import compose_config
-from simulations.remembered import TrainingMemory, _Outcome
+from simulations.experiment.remembered import TrainingMemory, _Outcome
 from simulations.report.__main__ import main as report
 from simulations.run import run
 

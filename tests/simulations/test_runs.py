@@ -14,9 +14,9 @@ from omegaconf import OmegaConf
 from rich.console import Console
 from safetensors.numpy import load_file
 
-from simulations.backends import run_on_backend
+from simulations.backends.launch import run_on_backend
 from simulations.config import compose_config
-from simulations.experiment import experiment_of
+from simulations.experiment.experiment import experiment_of
 from simulations.run import run
 
 ROOT = Path(__file__).resolve().parents[2]

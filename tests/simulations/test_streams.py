@@ -4,16 +4,19 @@ import numpy as np
 import pytest
 import torch
 
-from gems_flwr import wire
-from gems_flwr.strategies import Callback
+from gems_flwr.server.settings import Callback
+from gems_flwr.wire.keys import BATCHES, LOSS_SUM
 from simulations.config import ConfigError, compose_config
-from simulations.data import Dataset, Examples, graphical
-from simulations.execution import run_server
-from simulations.experiment import add_noise
+from simulations.data.examples import Dataset, Examples
+from simulations.data.graphical import graphical
+from simulations.experiment.execution import run_server
+from simulations.experiment.experiment import add_noise
+from simulations.experiment.training import TrainOptions
+from simulations.options import DriftConfig, StreamConfig
 from simulations.run import run
-from simulations.streams import BatchSource, DriftConfig, StreamConfig, learn
 from simulations.streams.drift import Drift
-from simulations.training import TrainOptions
+from simulations.streams.learning import learn
+from simulations.streams.source import BatchSource
 
 DATASET = graphical(seed=1, examples=60, public=10)
 SHARES = [DATASET.train.take(range(25)), DATASET.train.take(range(25, 50))]
@@ -171,8 +174,8 @@ def test_the_loss_is_measured_before_each_update():
     options = TrainOptions(optimizer="sgd", lr=0.1)
     count, metrics, memory = learn(model, batches(2), scale=1.0, options=options, seed=0, memory={})
     assert count == 20
-    assert metrics[wire.BATCHES] == 2
-    assert metrics[wire.LOSS_SUM] == pytest.approx((first + second).item())
+    assert metrics[BATCHES] == 2
+    assert metrics[LOSS_SUM] == pytest.approx((first + second).item())
     assert memory == {}
 
 

@@ -13,9 +13,9 @@ from threadpoolctl import threadpool_limits
 from torch import nn
 
 from simulations import data
-from simulations.data import Examples
+from simulations.data.examples import Examples
+from simulations.experiment.training import OPTIMIZERS, TrainOptions, fit, probabilities, tensors
 from simulations.models import cnn, logistic, mlp
-from simulations.training import OPTIMIZERS, TrainOptions, fit, probabilities, tensors
 
 SCALE = 1 / 16
 

@@ -7,16 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.linalg import sqrtm
 
-from gems_flwr.spaces import (
-    ClassMomentCone,
-    FullCovariance,
-    LowRankCovariance,
-    QuantizedArray,
-    SpaceError,
-    flatten_linear,
-    kappa,
-    quantize,
-)
+from gems_flwr.errors import SpaceError
+from gems_flwr.spaces.cone import ClassMomentCone, kappa
+from gems_flwr.spaces.covariance import FullCovariance, LowRankCovariance, QuantizedArray, quantize
+from gems_flwr.spaces.output_layer import flatten_linear
 
 
 def a_cone(seed=0, classes=3, features=2, epsilon=0.8, **changes):

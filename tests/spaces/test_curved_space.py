@@ -6,17 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gems_flwr.bounds import MAX_CURVE_POINTS
-from gems_flwr.construct import required_correct
-from gems_flwr.spaces import (
-    Ball,
-    CurvedSpace,
-    Ellipsoid,
-    Radius,
-    SpaceError,
-    find_output_layer,
-    flatten_linear,
-    thin_curve,
-)
+from gems_flwr.errors import SpaceError
+from gems_flwr.radii.quality import required_correct
+from gems_flwr.spaces.ball import BallSpace
+from gems_flwr.spaces.curved_space import CurvedSpace, thin_curve
+from gems_flwr.spaces.ellipsoid import EllipsoidSpace
+from gems_flwr.spaces.output_layer import find_output_layer, flatten_linear
+from gems_flwr.spaces.radius import Radius
 
 
 @given(st.integers(1, 5000), st.floats(0.001, 1.0), st.integers(0, 2**32 - 1))
@@ -25,7 +21,7 @@ def test_a_thinned_curve_never_promises_more_than_the_whole_one(count, epsilon, 
     radii = np.sort(rng.exponential(size=count + 1))[::-1].copy()
     thin = thin_curve(radii)
     assert len(thin) <= MAX_CURVE_POINTS
-    space = CurvedSpace(Ball(np.zeros(3), Radius(1.0, "sampled")), thin)
+    space = CurvedSpace(BallSpace(np.zeros(3), Radius(1.0, "sampled")), thin)
     assert space.radius(epsilon) <= radii[required_correct(epsilon, count)]
 
 
@@ -37,9 +33,11 @@ def test_a_short_curve_is_sent_as_it_is_and_infinity_becomes_large():
 def test_a_space_for_another_epsilon_keeps_centre_shape_and_method():
     curve = np.array([5.0, 4.0, 2.0, 1.0, 0.0], np.float32)
     radius = Radius(2.0, "worst", 0.5, 7)
-    ball = CurvedSpace(Ball(np.ones(2), radius), curve).at(0.75)
+    ball = CurvedSpace(BallSpace(np.ones(2), radius), curve).at(0.75)
     assert ball.radius == Radius(1.0, "worst", 0.75, 7)
-    ellipsoid = CurvedSpace(Ellipsoid(np.ones(2), np.array([2.0, 0.5]), radius), curve).at(0.25)
+    ellipsoid = CurvedSpace(EllipsoidSpace(np.ones(2), np.array([2.0, 0.5]), radius), curve).at(
+        0.25
+    )
     assert ellipsoid.radii.tolist() == [4.0, 1.0]
     assert CurvedSpace(ball, curve).largest_epsilon == 0.75
 
@@ -51,7 +49,7 @@ def test_a_space_for_another_epsilon_keeps_centre_shape_and_method():
 )
 def test_a_curve_that_is_none_is_refused(curve):
     with pytest.raises(SpaceError, match="curve"):
-        CurvedSpace(Ball(np.zeros(2), Radius(1.0, "sampled")), np.array(curve))
+        CurvedSpace(BallSpace(np.zeros(2), Radius(1.0, "sampled")), np.array(curve))
 
 
 def network():

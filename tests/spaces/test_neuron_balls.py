@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from gems_flwr.spaces import NeuronBalls, SpaceError
+from gems_flwr.errors import SpaceError
+from gems_flwr.spaces.neuron_balls import NeuronBalls
 
 
 def some_balls(**changes):

@@ -6,25 +6,17 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from gems_flwr.spaces import (
-    Ball,
-    BallSet,
-    ClassMomentCone,
-    Ellipsoid,
-    FullCovariance,
-    LowRankCovariance,
-    Radius,
-    SpaceError,
-    load_space,
-    quantize,
-    save_space,
-    space_from_arrays,
-    space_to_arrays,
-)
+from gems_flwr.errors import SpaceError
+from gems_flwr.spaces.ball import BallSet, BallSpace
+from gems_flwr.spaces.cone import ClassMomentCone
+from gems_flwr.spaces.covariance import FullCovariance, LowRankCovariance, quantize
+from gems_flwr.spaces.ellipsoid import EllipsoidSpace
+from gems_flwr.spaces.radius import Radius
+from gems_flwr.spaces.space_files import load_space, save_space, space_from_arrays, space_to_arrays
 
 RNG = np.random.default_rng(0)
 ROOTS = RNG.normal(size=(2, 4, 4))
-BALL = Ball(RNG.normal(size=15), Radius(1.5, "worst", 0.9, 12))
+BALL = BallSpace(RNG.normal(size=15), Radius(1.5, "worst", 0.9, 12))
 COMMON = {"num_classes": 3, "labels": [0, 2], "counts": [40, 50], "withheld": (1,)}
 COMMON |= {"withheld_count": 3, "total_count": 93, "epsilon": 0.75, "rule": "cantelli"}
 MEANS = RNG.normal(size=(2, 4))
@@ -34,8 +26,8 @@ LOW = LowRankCovariance(
 )
 SPACES = {
     "ball": BALL,
-    "ellipsoid": Ellipsoid(BALL.center, np.full(15, 0.5), Radius(2.0, "certified", 0.4)),
-    "ball_set": BallSet((BALL, Ball(-BALL.center, Radius(0.0, "growing", 0.2)))),
+    "ellipsoid": EllipsoidSpace(BALL.center, np.full(15, 0.5), Radius(2.0, "certified", 0.4)),
+    "ball_set": BallSet((BALL, BallSpace(-BALL.center, Radius(0.0, "growing", 0.2)))),
     "full": ClassMomentCone(
         means=MEANS, covariance=FullCovariance(ROOTS @ ROOTS.transpose(0, 2, 1)), **COMMON
     ),

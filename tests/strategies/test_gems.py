@@ -9,94 +9,24 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from helpers_blobs import CENTERS, CLASSES, FEATURES, TEST, blobs
+from helpers_gems import accuracy, initial, linear_app, node_data, run
 from safetensors.numpy import load_file
 from torch import nn
 
 from conftest import record_equal, refuse_writing
-from gems_flwr import wire
-from gems_flwr.client import UNLIMITED, NodeLimits, good_enough_mod
-from gems_flwr.construct import SpaceRequest
-from gems_flwr.errors import CheckpointError, RoundFailedError
-from gems_flwr.intersect import EmptyIntersectionError
-from gems_flwr.runtime import InProcessGrid, MeteredGrid
-from gems_flwr.spaces import load_space
-from gems_flwr.strategies import FedAvg, Gems
+from gems_flwr.client.good_enough_mod import good_enough_mod
+from gems_flwr.client.limits import UNLIMITED, NodeLimits
+from gems_flwr.errors import CheckpointError, EmptyIntersectionError, RoundFailedError
+from gems_flwr.runtime.inprocess_grid import InProcessGrid
+from gems_flwr.runtime.metered_grid import MeteredGrid
+from gems_flwr.spaces.space_files import load_space
+from gems_flwr.strategies.fedavg import FedAvg
+from gems_flwr.strategies.gems import Gems
+from gems_flwr.wire.model_replies import pack_name
+from gems_flwr.wire.records import to_numpy, to_record
+from gems_flwr.wire.requests import SpaceRequest
 
 ANY_RANK = NodeLimits(largest_rank="full")
-
-
-def fit(weight, bias, x, y, steps=200):
-    """Plain gradient descent; returns new arrays."""
-    w = torch.tensor(weight, requires_grad=True)
-    b = torch.tensor(bias, requires_grad=True)
-    optimizer = torch.optim.SGD([w, b], lr=0.1)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(x @ w.T + b, y).backward()
-        optimizer.step()
-    return w.detach().numpy(), b.detach().numpy()
-
-
-def node_data(context, seed=0):
-    """Two labels of four on each node."""
-    node = context.node_config["partition-id"]
-    return blobs([2 * node % CLASSES, (2 * node + 1) % CLASSES], seed=10 * node + seed)
-
-
-def linear_app(validation=lambda c: node_data(c, 1), spoil=None, offset=0.0, **options):
-    """An ordinary Flower client with our mod: the one line."""
-    app = ClientApp(mods=[good_enough_mod(validation, **options)])
-
-    @app.train()
-    def train(message, context):
-        arrays = wire.to_numpy(message.content["arrays"])
-        weight, bias = fit(arrays["weight"], arrays["bias"], *node_data(context))
-        # The same for all classes: another model with the same predictions.
-        weight = weight + np.float32(offset * context.node_config["partition-id"])
-        reply = RecordDict(
-            {
-                "arrays": wire.to_record({"weight": weight, "bias": bias}),
-                "metrics": MetricRecord({"num-examples": 120}),
-            }
-        )
-        return Message(reply, reply_to=message)
-
-    return app if spoil is None else Spoiled(app, spoil)
-
-
-class Spoiled:
-    """An app whose replies are tampered with on the way."""
-
-    def __init__(self, app, spoil):
-        self.app, self.spoil = app, spoil
-
-    def __call__(self, message, context):
-        reply = self.app(message, context)
-        if context.node_config["partition-id"] == 1 and reply.has_content():
-            self.spoil(reply.content)
-        return reply
-
-
-def initial(seed=0):
-    rng = np.random.default_rng(seed)
-    return ArrayRecord(
-        {
-            "weight": Array(rng.normal(size=(CLASSES, FEATURES)).astype(np.float32) * 0.1),
-            "bias": Array(np.zeros(CLASSES, np.float32)),
-        }
-    )
-
-
-def accuracy(arrays):
-    x, y = TEST
-    scores = x @ torch.from_numpy(arrays["weight"].numpy()).T + torch.from_numpy(
-        arrays["bias"].numpy()
-    )
-    return float((scores.argmax(1) == y).float().mean())
-
-
-def run(strategy, app=None, nodes=2, **kwargs):
-    return strategy.start(InProcessGrid(app or linear_app(), nodes), initial(), **kwargs)
 
 
 # --- what comes out -------------------------------------------------------------------------
@@ -169,7 +99,7 @@ def test_retraining_adds_balls_until_the_spaces_meet_or_the_rounds_are_over(tmp_
 
     def initialise(server_round):
         starts.append(server_round)
-        return wire.to_numpy(initial(seed=server_round))
+        return to_numpy(initial(seed=server_round))
 
     strategy = Gems(
         space="ball",
@@ -209,7 +139,7 @@ def test_each_node_can_have_an_epsilon_of_its_own():
     assert {n: r["epsilon"] for n, r in result.details["radii"].items()} == {"0": 0.3, "1": 0.6}
     app = linear_app()
     app.query("introduce")(
-        lambda m, c: Message(wire.pack_name(str(c.node_config["partition-id"])), reply_to=m)
+        lambda m, c: Message(pack_name(str(c.node_config["partition-id"])), reply_to=m)
     )
     asked = Gems(**strategy).start(Nameless(app, 2), initial())
     assert asked.details["radii"] == result.details["radii"]
@@ -424,9 +354,9 @@ def in_space(change):
     """Return a spoiler that changes the arrays of a space."""
 
     def spoil(content):
-        arrays = wire.to_numpy(content["space"])
+        arrays = to_numpy(content["space"])
         change(arrays)
-        content["space"] = wire.to_record(arrays)
+        content["space"] = to_record(arrays)
 
     return spoil
 
@@ -516,9 +446,9 @@ def test_bad_sums_are_rejected(fault):
     key, change, words = SUM_FAULTS[fault]
 
     def spoil(content):
-        arrays = wire.to_numpy(content["class-sums"])
+        arrays = to_numpy(content["class-sums"])
         arrays[key] = change(arrays[key])
-        content["class-sums"] = wire.to_record(arrays)
+        content["class-sums"] = to_record(arrays)
 
     app = linear_app(spoil=spoil, limits=ANY_RANK)
     result = run(Gems(sums=True, min_nodes=1), app, nodes=3)

@@ -9,11 +9,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.clientapp import ClientApp
 from helpers_blobs import CENTERS, CLASSES, FEATURES, TEST, blobs
 
-from gems_flwr import wire
-from gems_flwr.client import good_enough_mod
+from gems_flwr.client.good_enough_mod import good_enough_mod
 from gems_flwr.errors import RoundFailedError
-from gems_flwr.runtime import InProcessGrid
-from gems_flwr.strategies import Gems
+from gems_flwr.runtime.inprocess_grid import InProcessGrid
+from gems_flwr.strategies.gems import Gems
+from gems_flwr.wire.records import to_numpy, to_record
 
 
 def all_classes(context, seed=1):
@@ -46,7 +46,7 @@ def app_with_liars(lies, data=all_classes):
         bias = -(CENTERS**2).sum(axis=1) / 2
         arrays = {"weight": weight.astype(np.float32), "bias": bias.astype(np.float32)}
         metrics = MetricRecord({"num-examples": 10})
-        content = RecordDict({"arrays": wire.to_record(arrays), "metrics": metrics})
+        content = RecordDict({"arrays": to_record(arrays), "metrics": metrics})
         return Message(content, reply_to=message)
 
     return app
@@ -55,8 +55,8 @@ def app_with_liars(lies, data=all_classes):
 def in_arrays(change):
     def lie(content):
         if "space" in content:
-            arrays = wire.to_numpy(content["space"])
-            content["space"] = wire.to_record(arrays | change(arrays))
+            arrays = to_numpy(content["space"])
+            content["space"] = to_record(arrays | change(arrays))
 
     return lie
 
@@ -123,9 +123,9 @@ def test_a_cap_on_samples_alone_already_gives_the_liar_no_more_than_its_share():
     summed = Gems(sums=True, max_examples=240)
 
     def boast(content):
-        arrays = wire.to_numpy(content["class-sums"])
+        arrays = to_numpy(content["class-sums"])
         flipped = {key: (array[::-1] * np.float32(1e6)) for key, array in arrays.items()}
-        content["class-sums"] = wire.to_record(flipped)
+        content["class-sums"] = to_record(flipped)
 
     assert accuracy(start(summed, {1: boast})) > 0.9
     assert accuracy(start(Gems(sums=True), {1: boast})) < 0.3
@@ -163,13 +163,13 @@ def garbage(content):
     """Claim every class, all in the same wrong place, as sure as can be."""
     if "space" not in content:
         return
-    arrays = wire.to_numpy(content["space"])
+    arrays = to_numpy(content["space"])
     entries = np.arange(CLASSES)
     means = CENTERS[::-1].astype(np.float32)
     triangles = np.repeat(arrays["triangles"][:1], CLASSES, axis=0)
     counts = np.repeat(arrays["counts"][:1] * 4, CLASSES)
     arrays = {"labels": entries, "means": means, "triangles": triangles, "counts": counts}
-    content["space"] = wire.to_record(arrays)
+    content["space"] = to_record(arrays)
     in_meta(lambda m: m.__setitem__("total_count", int(counts.sum())))(content)
 
 
@@ -201,9 +201,9 @@ def test_too_few_plausible_spaces_fail_the_round():
 def test_moments_of_another_form_than_asked_for_are_refused():
     def twice(content):
         if "space" in content:
-            arrays = wire.to_numpy(content["space"])
+            arrays = to_numpy(content["space"])
             doubled = {key: np.concatenate([a, a]) for key, a in arrays.items()}
-            content["space"] = wire.to_record(doubled)
+            content["space"] = to_record(doubled)
         in_meta(lambda m: m.__setitem__("total_count", 2 * m["total_count"]))(content)
 
     (failure,) = start(Gems(), {1: twice}).history[1].failures
@@ -212,8 +212,8 @@ def test_moments_of_another_form_than_asked_for_are_refused():
 
 def test_sums_that_no_samples_can_have_are_refused():
     def impossible(content):
-        arrays = wire.to_numpy(content["class-sums"])
-        content["class-sums"] = wire.to_record(arrays | {"outers": arrays["outers"] * 0})
+        arrays = to_numpy(content["class-sums"])
+        content["class-sums"] = to_record(arrays | {"outers": arrays["outers"] * 0})
 
     (failure,) = start(Gems(sums=True), {1: impossible}).history[1].failures
     assert "a negative variance" in failure.reason

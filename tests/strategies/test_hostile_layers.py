@@ -7,10 +7,10 @@ import pytest
 from flwr.app import Array, ArrayRecord
 from test_layerwise_gems import accuracy, initial, ready_app
 
-from gems_flwr import wire
 from gems_flwr.errors import RoundFailedError
-from gems_flwr.runtime import InProcessGrid
-from gems_flwr.strategies import LayerwiseGems
+from gems_flwr.runtime.inprocess_grid import InProcessGrid
+from gems_flwr.strategies.layerwise_gems import LayerwiseGems
+from gems_flwr.wire.records import to_numpy, to_record
 
 HIDDEN = (8,)
 
@@ -42,8 +42,8 @@ def in_neurons(change):
 def in_space(change):
     def lie(content):
         if "space" in content:
-            arrays = wire.to_numpy(content["space"])
-            content["space"] = wire.to_record(arrays | change(arrays))
+            arrays = to_numpy(content["space"])
+            content["space"] = to_record(arrays | change(arrays))
 
     return lie
 
@@ -66,8 +66,8 @@ def start(lies=None, nodes=5, **options):
 def test_one_nodes_huge_neurons_own_the_network_unless_it_is_robust():
     """Node 1 and node 3 have the same two labels, so without node 1 nothing is lost."""
     lies = {1: in_neurons(huge)}
-    owned = wire.to_numpy(start(lies).arrays)
-    honest = wire.to_numpy(start().arrays)
+    owned = to_numpy(start(lies).arrays)
+    honest = to_numpy(start().arrays)
     assert np.abs(owned["0.weight"]).max() > 10 * np.abs(honest["0.weight"]).max()
     result = start(lies, robust=True)
     assert accuracy(result.arrays, HIDDEN) > 0.9
@@ -117,7 +117,7 @@ def test_a_node_that_lies_in_both_layers_has_both_reasons():
 
 def test_honest_nodes_give_the_same_network_with_and_without_screening():
     plain, screened = start(), start(robust=True)
-    for name, array in wire.to_numpy(plain.arrays).items():
+    for name, array in to_numpy(plain.arrays).items():
         assert np.array_equal(array, screened.arrays[name].numpy())
     assert screened.details["left_out"] == screened.details["adjusted"] == {}
 

@@ -13,12 +13,16 @@ from helpers_blobs import CLASSES, FEATURES, TEST, blobs
 from torch import nn
 
 from conftest import record_equal
-from gems_flwr import wire
-from gems_flwr.client import Report, Task, good_enough_mod, task_client_app
+from gems_flwr.client.good_enough_mod import good_enough_mod
+from gems_flwr.client.task import Report, Task
+from gems_flwr.client.task_app import task_client_app
 from gems_flwr.errors import RoundFailedError
-from gems_flwr.networks import freeze_layers, neuron_rows, resize_model, weight_layers
-from gems_flwr.runtime import InProcessGrid, MeteredGrid
-from gems_flwr.strategies import LayerwiseGems
+from gems_flwr.networks.layers import neuron_rows, weight_layers
+from gems_flwr.networks.surgery import freeze_layers, resize_model
+from gems_flwr.runtime.inprocess_grid import InProcessGrid
+from gems_flwr.runtime.metered_grid import MeteredGrid
+from gems_flwr.strategies.layerwise_gems import LayerwiseGems
+from gems_flwr.wire.records import to_numpy
 
 
 def network(hidden=(8, 5), seed=0):
@@ -90,13 +94,13 @@ def initial(hidden=(8, 5)):
 
 
 def accuracy(arrays, hidden=(8, 5)):
-    model = resize_model(network(hidden), wire.to_numpy(arrays))
+    model = resize_model(network(hidden), to_numpy(arrays))
     with torch.no_grad():
         return float((model(TEST[0]).argmax(1) == TEST[1]).float().mean())
 
 
 def loss(arrays, data):
-    model = resize_model(network(), wire.to_numpy(arrays))
+    model = resize_model(network(), to_numpy(arrays))
     with torch.no_grad():
         return float(nn.functional.cross_entropy(model(data[0]), data[1]))
 
@@ -117,7 +121,7 @@ def test_a_deep_network_knows_all_classes_after_as_many_rounds_as_layers(merge):
     result = run(grid=grid, merge=merge, verify=True)
     assert accuracy(result.arrays) > 0.9
     assert [record.round for record in result.history] == [0, 1, 2, 3]
-    widths = [layer.width for layer in weight_layers(wire.to_numpy(result.arrays))]
+    widths = [layer.width for layer in weight_layers(to_numpy(result.arrays))]
     assert result.details["hidden"] == widths[:-1]
     assert set(result.details["node_scores"]) == {"0", "1"}
     assert result.details["is_average"] is False
@@ -140,13 +144,13 @@ def test_every_neuron_is_accounted_for_and_has_one_of_the_result_in_its_ball():
 def test_without_merging_the_first_layer_is_the_nodes_layers_side_by_side():
     result = run(merge="concat")
     assert result.details["hidden"] == [16, 10]
-    arrays = wire.to_numpy(result.arrays)
+    arrays = to_numpy(result.arrays)
     rows = neuron_rows(arrays, weight_layers(arrays)[0])
     ours = []
     for node in (0, 1):
         model = network()
         train(model, *blobs(labels_of(node), seed=10 * node))
-        trained = wire.to_numpy(ArrayRecord(model.state_dict()))
+        trained = to_numpy(ArrayRecord(model.state_dict()))
         ours.append(neuron_rows(trained, weight_layers(trained)[0]))
     wanted = np.concatenate(ours)
     # In whatever order; each row is there, to the last digit.

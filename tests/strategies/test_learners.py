@@ -8,19 +8,21 @@ from flwr.app import Message
 from flwr.clientapp import ClientApp
 from helpers_learners import fail, initial, start_model, walk, walking_app
 
-from gems_flwr import wire
-from gems_flwr.averaging import squared_distance
-from gems_flwr.client import dynamic_averaging_mod
+from gems_flwr.averaging.divergence import squared_distance
+from gems_flwr.client.dynamic_averaging_mod import dynamic_averaging_mod
 from gems_flwr.errors import RoundFailedError
-from gems_flwr.runtime import InProcessGrid, MeteredGrid
-from gems_flwr.strategies import (
-    Callback,
-    DynamicAveraging,
-    NoSync,
-    PeriodicAveraging,
-    Serial,
-    split_members,
-)
+from gems_flwr.runtime.inprocess_grid import InProcessGrid
+from gems_flwr.runtime.metered_grid import MeteredGrid
+from gems_flwr.server.members import split_members
+from gems_flwr.server.settings import Callback
+from gems_flwr.strategies.dynamic_averaging import DynamicAveraging
+from gems_flwr.strategies.nosync import NoSync
+from gems_flwr.strategies.periodic_averaging import PeriodicAveraging
+from gems_flwr.strategies.serial import Serial
+from gems_flwr.wire.averaging_replies import ask_for_averaging
+from gems_flwr.wire.model_replies import pack_instruction, pack_name, unpack_name
+from gems_flwr.wire.records import to_numpy
+from gems_flwr.wire.requests import AveragingRequest
 
 
 def play(strategy, app=None, nodes=5, rounds=12, grid=None, size=3):
@@ -98,7 +100,7 @@ def test_a_fraction_is_averaged_and_the_others_go_on_alone():
 
 def test_without_synchronisation_all_models_are_kept_side_by_side():
     result = play(NoSync(report_every=5))
-    members = split_members(wire.to_numpy(result.arrays))
+    members = split_members(to_numpy(result.arrays))
     for node, arrays in members.items():
         assert arrays["w"] == pytest.approx(walked(int(node), range(1, 13)))
         assert arrays["steps"] == 12
@@ -266,10 +268,10 @@ def test_an_outdated_message_changes_nothing():
     (node,) = grid.get_node_ids()
 
     def ask(server_round, **request):
-        content = wire.pack_instruction(None, {}, server_round=server_round, seed=0)
+        content = pack_instruction(None, {}, server_round=server_round, seed=0)
         full = {"run": "r", "model": 1, "reference": 0, "adopt": True, **request}
         model = initial() if full["adopt"] else None
-        wire.ask_for_averaging(content, wire.AveragingRequest(**full), model)
+        ask_for_averaging(content, AveragingRequest(**full), model)
         message = Message(content, dst_node_id=node, message_type="train")
         (reply,) = grid.send_and_receive([message])
         return reply
@@ -413,20 +415,20 @@ def test_the_mod_does_nothing_for_other_strategies(grid):
     @app.train()
     def train(message, context):
         calls.append(message.content)
-        return Message(wire.pack_name("x"), reply_to=message)
+        return Message(pack_name("x"), reply_to=message)
 
-    content = wire.pack_instruction(initial(), {}, server_round=1, seed=0)
+    content = pack_instruction(initial(), {}, server_round=1, seed=0)
     inner = InProcessGrid(app, 1)
     (node,) = inner.get_node_ids()
     (reply,) = inner.send_and_receive([Message(content, node, "train")])
-    assert wire.unpack_name(reply.content) == "x"
+    assert unpack_name(reply.content) == "x"
     assert "arrays" in calls[0]
 
 
 def test_a_node_keeps_its_counters_when_it_is_given_an_average():
     """The handler counts its steps in an integer array: three rounds, three averages, three."""
     result = play(NoSync(), rounds=3)
-    assert split_members(wire.to_numpy(result.arrays))["0"]["steps"] == 3
+    assert split_members(to_numpy(result.arrays))["0"]["steps"] == 3
     seen = []
     app = walking_app({(0, 3): lambda model: seen.append(model["steps"]) or model})
     play(PeriodicAveraging(b=1), app, rounds=3)

@@ -8,10 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import initial_arrays, small_model, toy_app
-from gems_flwr import wire
 from gems_flwr.errors import RoundFailedError
-from gems_flwr.runtime import InProcessGrid, MeteredGrid
-from gems_flwr.strategies import Ensemble, LocalModels, Pooled, join_members, split_members
+from gems_flwr.runtime.inprocess_grid import InProcessGrid
+from gems_flwr.runtime.metered_grid import MeteredGrid
+from gems_flwr.server.members import join_members, split_members
+from gems_flwr.strategies.ensemble import Ensemble
+from gems_flwr.strategies.local_models import LocalModels
+from gems_flwr.strategies.pooled import Pooled
+from gems_flwr.wire.model_replies import pack_examples_reply
+from gems_flwr.wire.records import to_numpy
 
 
 @given(st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=4, unique=True))
@@ -29,7 +34,7 @@ def test_a_single_model_is_its_own_only_member():
 
 def test_every_nodes_model_is_kept_after_one_round(grid):
     result = LocalModels().start(grid, initial_arrays(), num_rounds=9)
-    members = split_members(wire.to_numpy(result.arrays))
+    members = split_members(to_numpy(result.arrays))
     assert list(members) == ["0", "1", "2", "3", "4"]
     for node, arrays in members.items():
         assert np.array_equal(arrays["weight"], small_model()["weight"] + int(node) + 1)
@@ -60,7 +65,7 @@ def sharing_app():
         node = int(context.node_config["partition-id"])
         features = np.full((node + 1, 3), node, np.uint8)
         labels = np.full(node + 1, node % 2)
-        return Message(wire.pack_examples_reply(features, labels, name=str(node)), reply_to=message)
+        return Message(pack_examples_reply(features, labels, name=str(node)), reply_to=message)
 
     return app
 

@@ -9,12 +9,17 @@ from flwr.clientapp.mod import LocalDpMod
 from helpers_blobs import CLASSES, FEATURES, TEST, blobs
 from torch import nn
 
-from gems_flwr import wire
-from gems_flwr.client import Report, Task, statistics_mod, task_client_app
+from gems_flwr.client.statistics_mod import statistics_mod
+from gems_flwr.client.task import Report, Task
+from gems_flwr.client.task_app import task_client_app
 from gems_flwr.errors import RoundFailedError
-from gems_flwr.merging import StatisticsRequest, measure_statistics, merge_models
-from gems_flwr.runtime import InProcessGrid
-from gems_flwr.strategies import FedAvg, MergedModels
+from gems_flwr.model_merging.measure import measure_statistics
+from gems_flwr.model_merging.merge_models import merge_models
+from gems_flwr.runtime.inprocess_grid import InProcessGrid
+from gems_flwr.strategies.fedavg import FedAvg
+from gems_flwr.strategies.merged_models import MergedModels
+from gems_flwr.wire.records import to_numpy, to_record
+from gems_flwr.wire.requests import StatisticsRequest
 
 METHODS = ["regmean", "fisher", "kfac", "matching"]
 LABELS = [[0, 1], [2, 3], [1, 2]]
@@ -68,7 +73,7 @@ def users_app(*mods):
     def train(message: Message, context: Context) -> Message:
         x, y = data(context)
         model = fit(build(), x, y, int(context.node_config["partition-id"]))
-        record = wire.to_record({k: v.numpy() for k, v in model.state_dict().items()})
+        record = to_record({k: v.numpy() for k, v in model.state_dict().items()})
         metrics = MetricRecord({"num-examples": len(y)})
         return Message(RecordDict({"my-model": record, "mine": metrics}), reply_to=message)
 
@@ -88,12 +93,12 @@ def spoiling(node, spoil):
 
 
 def start(app, method="kfac", **options):
-    initial = wire.to_record({k: v.numpy() for k, v in build().state_dict().items()})
+    initial = to_record({k: v.numpy() for k, v in build().state_dict().items()})
     return MergedModels(method=method, **options).start(InProcessGrid(app, 3), initial)
 
 
 def arrays(result):
-    return wire.to_numpy(result.arrays)
+    return to_numpy(result.arrays)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -105,7 +110,9 @@ def test_an_ordinary_client_with_the_mod_and_the_ready_app_give_the_mathematics(
         models.append(trained)
         counts.append(len(y))
         request = StatisticsRequest(method)
-        statistics.append(measure_statistics(request, trained, (x, y), model=build()))
+        statistics.append(
+            measure_statistics(request.method, request.labels, trained, (x, y), model=build())
+        )
     expected = merge_models(method, models, statistics, counts).arrays
     for app in (users_app(statistics_mod(data, model=build)), task_client_app(Blobs)):
         result = start(app, method)
@@ -144,7 +151,7 @@ def test_a_client_without_the_mod_is_told_what_it_lacks():
 
 
 def test_the_mod_is_inert_for_other_strategies():
-    initial = wire.to_record({k: v.numpy() for k, v in build().state_dict().items()})
+    initial = to_record({k: v.numpy() for k, v in build().state_dict().items()})
     plain, modded = (
         FedAvg().start(InProcessGrid(app, 3), initial, num_rounds=1)
         for app in (users_app(), users_app(statistics_mod(data, model=build)))
@@ -240,7 +247,7 @@ def test_options_out_of_range_are_refused_when_the_strategy_is_built(options, ma
 @pytest.mark.parametrize("method", ["regmean", "fisher", "kfac"])
 def test_a_convolution_is_refused_before_anybody_trains(method):
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
-    initial = wire.to_record({k: v.numpy() for k, v in model.state_dict().items()})
+    initial = to_record({k: v.numpy() for k, v in model.state_dict().items()})
     grid = InProcessGrid(users_app(), 3)
     with pytest.raises(ValueError, match="'0' is no linear layer"):
         MergedModels(method=method).start(grid, initial)
@@ -257,7 +264,9 @@ def test_with_all_classes_on_every_node_regmean_and_kfac_tell_them_apart():
         models.append({k: v.numpy() for k, v in trained.items()})
         for method, kept in (("kfac", kfac), ("regmean", regmean)):
             request = StatisticsRequest(method)
-            kept.append(measure_statistics(request, models[-1], (near, labels)))
+            kept.append(
+                measure_statistics(request.method, request.labels, models[-1], (near, labels))
+            )
     for method, kept in (("kfac", kfac), ("regmean", regmean)):
         merged = merge_models(method, models, kept, [1, 1, 1]).arrays
         predicted = (x.numpy() @ merged["0.weight"].T + merged["0.bias"]).argmax(1)

@@ -18,14 +18,19 @@ from helpers_multi_model import (
     start_models,
 )
 
-from gems_flwr import wire
-from gems_flwr.averaging import best_beta
-from gems_flwr.client import multi_model_mod
+from gems_flwr.averaging.steps import best_beta
+from gems_flwr.client.multi_model_mod import multi_model_mod
+from gems_flwr.client_sampling import data_shares, draw_assignment, optimal_probabilities
 from gems_flwr.errors import MultiModelError
-from gems_flwr.runtime import InProcessGrid, MeteredGrid
+from gems_flwr.runtime.inprocess_grid import InProcessGrid
+from gems_flwr.runtime.metered_grid import MeteredGrid
 from gems_flwr.runtime.seeding import generator
-from gems_flwr.sampling import data_shares, draw_assignment, optimal_probabilities
-from gems_flwr.strategies import Callback, FedAvg, MultiModel, split_models
+from gems_flwr.server.members import split_models
+from gems_flwr.server.settings import Callback
+from gems_flwr.strategies.fedavg import FedAvg
+from gems_flwr.strategies.multi_model.multi_model import MultiModel
+from gems_flwr.wire.model_replies import pack_name
+from gems_flwr.wire.records import to_numpy, to_record
 
 METHODS = ["random", "full", "lvr", "gvr", "stale", "fedvarp", "mifa"]
 
@@ -36,7 +41,7 @@ def play(strategy, app=None, nodes=6, rounds=5, grid=None, start=None):
 
 
 def final(result):
-    return split_models(wire.to_numpy(result.arrays))
+    return split_models(to_numpy(result.arrays))
 
 
 def counts(nodes=6, names=("a", "b")):
@@ -77,11 +82,11 @@ def test_with_budget_for_everything_every_method_is_full_participation(sampling)
 def pull_only_model(message: Message, context: Context) -> Message:
     """An ordinary handler that knows nothing of models' names."""
     node = int(context.node_config["partition-id"])
-    arrays = wire.to_numpy(message.content["arrays"])
+    arrays = to_numpy(message.content["arrays"])
     trained = {"w": arrays["w"] - pull(node, "a", arrays["w"]), "n": arrays["n"] + 1}
     metrics = MetricRecord({"num-examples": node + 1, "loss": 1.0})
-    content = RecordDict({"m": wire.to_record(trained), "metrics": metrics})
-    content["node"] = wire.pack_name(str(node))["node"]
+    content = RecordDict({"m": to_record(trained), "metrics": metrics})
+    content["node"] = pack_name(str(node))["node"]
     return Message(content, reply_to=message)
 
 
@@ -93,7 +98,7 @@ def test_one_model_and_a_budget_for_all_nodes_is_fedavg_bit_for_bit(sampling):
     # The very same app: the mod is inert for FedAvg.
     app = ClientApp(mods=[mod])
     app.train()(pull_only_model)
-    start = wire.to_record(start_models(("a",))["a"])
+    start = to_record(start_models(("a",))["a"])
     theirs = FedAvg().start(InProcessGrid(app, 7), start, num_rounds=4)
     ours = play(MultiModel(sampling=sampling, budget=7), app, nodes=7, rounds=4, start=start)
     assert ours.arrays.keys() == theirs.arrays.keys()
@@ -273,11 +278,11 @@ def test_norms_are_a_small_part_of_the_bytes_that_models_are():
     def train(message: Message, context: Context) -> Message:
         reply = echo(message, context)
         weights = message.content["arrays"]["w"].numpy()
-        reply.content["m"] = wire.to_record({"w": weights + 1})
+        reply.content["m"] = to_record({"w": weights + 1})
         return reply
 
     grid = MeteredGrid(InProcessGrid(app_of(train, examples=1, names=("model",)), 20))
-    start = wire.to_record({"w": np.zeros(5000)})
+    start = to_record({"w": np.zeros(5000)})
     result = MultiModel(sampling="gvr", budget=2, seed=1).start(grid, start, num_rounds=1)
     drawn = result.history[1].train_metrics["pairs"]
     assert 0 < drawn < 6
@@ -389,7 +394,7 @@ def test_a_node_without_loss_still_gets_its_turn_under_lvr():
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     app = app_of(echo, examples=1, loss=loss, names=("model",))
-    start = wire.to_record({"w": np.zeros(2)})
+    start = to_record({"w": np.zeros(2)})
     result = play(MultiModel(sampling="lvr", budget=2.4), app, nodes=3, rounds=30, start=start)
     sampled = result.details["sampled"]
     assert 4 <= sampled["0"]["model"] <= 20
@@ -497,7 +502,7 @@ def test_what_a_handler_noted_before_it_failed_does_not_count():
             raise RuntimeError("out of memory")
         return echo(message, context)
 
-    start = wire.to_record({"w": np.zeros(2)})
+    start = to_record({"w": np.zeros(2)})
     app = app_of(train, examples=1, names=("model",))
     strategy = MultiModel(sampling="full", min_nodes=1)
     result = play(strategy, app, nodes=1, rounds=3, start=start)

@@ -8,18 +8,18 @@ from helpers_blobs import CLASSES, FEATURES, TEST, blobs
 from torch import nn
 
 from conftest import record_equal
-from gems_flwr import wire
-from gems_flwr.client import Report, Task, task_client_app
-from gems_flwr.networks import resize_model
-from gems_flwr.runtime import InProcessGrid, MeteredGrid
-from gems_flwr.strategies import (
-    Ensemble,
-    Gems,
-    LocalModels,
-    OneShotAverage,
-    PublicOnly,
-    split_members,
-)
+from gems_flwr.client.task import Report, Task
+from gems_flwr.client.task_app import task_client_app
+from gems_flwr.networks.surgery import resize_model
+from gems_flwr.runtime.inprocess_grid import InProcessGrid
+from gems_flwr.runtime.metered_grid import MeteredGrid
+from gems_flwr.server.members import split_members
+from gems_flwr.strategies.ensemble import Ensemble
+from gems_flwr.strategies.gems import Gems
+from gems_flwr.strategies.local_models import LocalModels
+from gems_flwr.strategies.one_shot_average import OneShotAverage
+from gems_flwr.strategies.public_only import PublicOnly
+from gems_flwr.wire.records import to_numpy
 
 
 def network(hidden=8, bias=True):
@@ -88,7 +88,7 @@ def test_tuning_lowers_the_loss_of_every_model_and_changes_no_other_layer(strate
     assert tuned.details["tuned_on"] == 80
     assert "tuned_on" not in plain.details
     assert tuned.traffic == plain.traffic
-    before, after = (split_members(wire.to_numpy(r.arrays)) for r in (plain, tuned))
+    before, after = (split_members(to_numpy(r.arrays)) for r in (plain, tuned))
     assert before.keys() == after.keys()
     for node, arrays in after.items():
         assert loss(arrays, TEST) < loss(before[node], TEST)
@@ -104,10 +104,10 @@ def test_every_node_is_tuned_from_its_own_model(layers):
     """
     lent = network()
     options = tuning(tune_layers=layers, build_model=lambda: lent)
-    members = split_members(wire.to_numpy(start(LocalModels(**options)).arrays))
+    members = split_members(to_numpy(start(LocalModels(**options)).arrays))
     app = task_client_app(lambda c: Node(int(c.node_config["partition-id"]), network, 30))
     alone = start(OneShotAverage(min_nodes=1, **options), grid=InProcessGrid(app, 1))
-    for name, array in wire.to_numpy(alone.arrays).items():
+    for name, array in to_numpy(alone.arrays).items():
         assert np.array_equal(members["0"][name], array)
         assert not np.array_equal(members["1"][name], array)
 
@@ -124,8 +124,8 @@ def test_where_balls_meet_in_the_average_the_tuned_ones_are_the_same():
     assert start(Gems(**ball), linear).details["is_average"]
     gems = start(Gems(**ball, tune=80, tune_rate=0.01, public=sample), linear)
     average = start(OneShotAverage(weighted=False, **options), linear)
-    for name, array in wire.to_numpy(gems.arrays).items():
-        assert array == pytest.approx(wire.to_numpy(average.arrays)[name], abs=1e-5)
+    for name, array in to_numpy(gems.arrays).items():
+        assert array == pytest.approx(to_numpy(average.arrays)[name], abs=1e-5)
 
 
 def test_the_public_sample_alone_is_what_tuning_makes_of_nodes_that_learned_nothing():
@@ -141,8 +141,8 @@ def test_the_public_sample_alone_asks_no_node_for_anything():
     result = start(PublicOnly(**tuning()), grid=grid)
     assert (grid.total.messages_down, grid.total.bytes_down, grid.total.bytes_up) == (0, 0, 0)
     assert [record.round for record in result.history] == [0, 1]
-    assert loss(wire.to_numpy(result.arrays), TEST) < loss(
-        wire.to_numpy(ArrayRecord(network().state_dict())), TEST
+    assert loss(to_numpy(result.arrays), TEST) < loss(
+        to_numpy(ArrayRecord(network().state_dict())), TEST
     )
 
 

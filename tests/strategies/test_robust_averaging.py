@@ -9,9 +9,12 @@ from flwr.serverapp import strategy as flower
 from helpers_learners import initial, walk, walking_app
 
 from conftest import initial_arrays, record_equal, small_model, toy_app, train_reply
-from gems_flwr import wire
-from gems_flwr.runtime import InProcessGrid
-from gems_flwr.strategies import DynamicAveraging, FedAvg, OneShotAverage, PeriodicAveraging
+from gems_flwr.runtime.inprocess_grid import InProcessGrid
+from gems_flwr.strategies.dynamic_averaging import DynamicAveraging
+from gems_flwr.strategies.fedavg import FedAvg
+from gems_flwr.strategies.one_shot_average import OneShotAverage
+from gems_flwr.strategies.periodic_averaging import PeriodicAveraging
+from gems_flwr.wire.records import to_record
 
 RULES = ["median", "trimmed_mean", "geometric_median", "krum", "multi_krum", "bulyan"]
 
@@ -46,7 +49,7 @@ def random_app(seed, lie=0.0):
         }
         metrics = {"num-examples": int(rng.integers(50, 100))}
         reply = train_reply(message, context, metrics=metrics)
-        reply.content["arrays"] = wire.to_record(arrays)
+        reply.content["arrays"] = to_record(arrays)
         return reply
 
     return toy_app(dict.fromkeys(range(12), send))

@@ -1,0 +1,233 @@
+"""The mod that lets a node keep its model, and send it only when it pays (Kamp et al. 2018).
+
+It sits around the user's own train handler::
+
+    app = ClientApp(mods=[dynamic_averaging_mod()])
+
+and does nothing unless the server's strategy is one of local learners (`DynamicAveraging`,
+`PeriodicAveraging`, `NoSync`). Then the handler trains the node's own model instead of one from
+the message; the mod keeps it, and the reference, in the node's state (``context.state``), checks
+the local condition ‖f − r‖² ≤ Δ, and takes the model out of the reply unless the condition is
+violated or the server asks for it.
+
+Decided here: the state changes only when the whole message has been worked through, so a fault in
+the handler leaves the node as it was. A message of an earlier round than the node has seen is
+refused; one of the same round is answered again without training, so the server may ask twice.
+Integer arrays (batch-norm counters) stay the node's own when it is given a new model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+from flwr.clientapp.typing import ClientAppCallable, Mod
+
+from gems_flwr.averaging.divergence import squared_distance
+from gems_flwr.client.faults import fault_reply_mod, node_name
+from gems_flwr.errors import OutdatedMessageError
+from gems_flwr.wire.averaging_replies import (
+    pack_averaging_reply,
+    pack_needs_model,
+    put_local_model,
+    requested_averaging,
+    take_new_models,
+)
+from gems_flwr.wire.keys import (
+    BATCHES,
+    CORRECT_SHARE_SUM,
+    LOCAL_METRICS,
+    LOCAL_MODEL,
+    LOCAL_NOTES,
+    LOCAL_REFERENCE,
+    LOSS_SUM,
+    NUM_EXAMPLES,
+    SERVER_ROUND,
+)
+from gems_flwr.wire.model_replies import instruction_config
+from gems_flwr.wire.records import to_numpy
+from gems_flwr.wire.requests import AveragingRequest
+
+Metrics = Mapping[str, int | float]
+
+# Metrics that count something are added up over the steps of a message; of others the last counts.
+_SUMS = (NUM_EXAMPLES, LOSS_SUM, CORRECT_SHARE_SUM, BATCHES)
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """What a node keeps between messages."""
+
+    run: str
+    model: ArrayRecord
+    reference: ArrayRecord
+    model_version: int
+    reference_version: int
+    round: int = 0
+    metrics: Metrics = field(default_factory=dict)
+
+
+def dynamic_averaging_mod() -> Mod:
+    """Return a mod that keeps the local model on the node; see the module's docstring."""
+
+    def guarded(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        if requested_averaging(message.content) is None:
+            return call_next(message, context)
+        before = dict(context.state)
+        reply = fault_reply_mod(message, context, lambda m, c: _answer(m, c, call_next))
+        if reply.has_error():
+            # Whatever the handler has put there belongs to a step that did not count.
+            context.state.clear()
+            context.state.update(before)
+        return reply
+
+    return guarded
+
+
+def _answer(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    request = requested_averaging(message.content)
+    assert request is not None
+    server_round = cast(int, instruction_config(message.content)[SERVER_ROUND])
+    memory = _recall(context, request)
+    if memory is not None and server_round < memory.round:
+        raise OutdatedMessageError(
+            f"a message of round {server_round} came after round {memory.round}; it changes nothing"
+        )
+    memory = _brought_up_to_date(memory, request, *take_new_models(message.content))
+    if memory is None:
+        return Message(pack_needs_model(node_name(context)), reply_to=message)
+    if request.steps and server_round > memory.round:
+        trained = _train(memory, request.steps, server_round, message, context, call_next)
+        if isinstance(trained, Message):
+            return trained
+        memory = trained
+    _keep(context, memory)
+    distance = _distance(memory, request)
+    due = request.send == "always" or (
+        request.send == "violated" and distance is not None and not distance <= request.delta
+    )
+    content = pack_averaging_reply(
+        # A node that has not trained yet has nothing to report; the server drops such a reply.
+        memory.metrics,
+        name=node_name(context),
+        squared_distance=distance,
+        model=memory.model if due else None,
+    )
+    return Message(content, reply_to=message)
+
+
+def _brought_up_to_date(
+    memory: _Memory | None,
+    request: AveragingRequest,
+    model: ArrayRecord | None,
+    reference: ArrayRecord | None,
+) -> _Memory | None:
+    """Take over what the server sent; None if the node still lacks what it should have."""
+    if memory is None:
+        first_reference = model if request.adopt else reference
+        if model is None or first_reference is None:
+            return None
+        return _Memory(request.run, model, first_reference, request.model, request.reference)
+    if model is not None and request.model > memory.model_version:
+        own = _with_own_integers(memory.model, model)
+        memory = dataclasses.replace(memory, model=own, model_version=request.model)
+    new_reference = model if request.adopt else reference
+    if new_reference is not None and request.reference > memory.reference_version:
+        memory = dataclasses.replace(
+            memory, reference=new_reference, reference_version=request.reference
+        )
+    fits = (memory.model_version, memory.reference_version) == (request.model, request.reference)
+    return memory if fits else None
+
+
+def _train(
+    memory: _Memory,
+    steps: int,
+    server_round: int,
+    message: Message,
+    context: Context,
+    call_next: ClientAppCallable,
+) -> _Memory | Message:
+    """Let the handler train the local model, once per step; an error reply is passed on."""
+    model, metrics = memory.model, dict[str, int | float]()
+    for step in range(steps):
+        put_local_model(message.content, model, server_round - steps + 1 + step)
+        reply = call_next(message, context)
+        if reply.has_error():
+            return reply
+        records = list(reply.content.array_records.values())
+        if len(records) != 1:
+            raise ValueError(f"the train handler replied with {len(records)} models, expected one")
+        model = records[0]
+        new = _scalars(reply)
+        sums = {key: metrics.get(key, 0) + new[key] for key in _SUMS if key in new}
+        metrics = {**new, **sums}
+    return dataclasses.replace(memory, model=model, round=server_round, metrics=metrics)
+
+
+def _scalars(reply: Message) -> dict[str, int | float]:
+    return {
+        key: value
+        for record in reply.content.metric_records.values()
+        for key, value in record.items()
+        if not isinstance(value, list)
+    }
+
+
+def _distance(memory: _Memory, request: AveragingRequest) -> float | None:
+    if not request.measure and request.send != "violated":
+        return None
+    return squared_distance(to_numpy(memory.model), to_numpy(memory.reference), request.ignore)
+
+
+def _with_own_integers(own: ArrayRecord, new: ArrayRecord) -> ArrayRecord:
+    if all(array.dtype.startswith("float") for array in new.values()):
+        return new
+    return ArrayRecord(
+        {
+            name: array if array.dtype.startswith("float") else own.get(name, array)
+            for name, array in new.items()
+        }
+    )
+
+
+def _recall(context: Context, request: AveragingRequest) -> _Memory | None:
+    """Return what the node has kept of this run; None if there is nothing, or not all of it."""
+    state = context.state
+    model, reference = state.get(LOCAL_MODEL), state.get(LOCAL_REFERENCE)
+    notes, metrics = state.get(LOCAL_NOTES), state.get(LOCAL_METRICS)
+    if not (
+        isinstance(model, ArrayRecord)
+        and isinstance(reference, ArrayRecord)
+        and isinstance(notes, ConfigRecord)
+        and isinstance(metrics, MetricRecord)
+        and notes.get("run") == request.run
+    ):
+        return None
+    return _Memory(
+        run=request.run,
+        model=model,
+        reference=reference,
+        model_version=cast(int, notes["model"]),
+        reference_version=cast(int, notes["reference"]),
+        round=cast(int, notes["round"]),
+        metrics=cast(Metrics, dict(metrics)),
+    )
+
+
+def _keep(context: Context, memory: _Memory) -> None:
+    state = context.state
+    state[LOCAL_MODEL] = memory.model
+    state[LOCAL_REFERENCE] = memory.reference
+    state[LOCAL_METRICS] = MetricRecord(dict(memory.metrics))
+    state[LOCAL_NOTES] = ConfigRecord(
+        {
+            "run": memory.run,
+            "model": memory.model_version,
+            "reference": memory.reference_version,
+            "round": memory.round,
+        }
+    )

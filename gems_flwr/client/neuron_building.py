@@ -1,0 +1,80 @@
+"""The balls of a hidden layer's neurons, on a node's own data."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from gems_flwr.networks.hidden import read_neuron_inputs
+from gems_flwr.networks.inputs import Data
+from gems_flwr.networks.layers import outgoing_rows, weight_layers
+from gems_flwr.radii.neuron_data import NeuronData
+from gems_flwr.radii.neuron_radii import build_neuron_balls
+from gems_flwr.spaces.neuron_balls import NeuronBalls
+from gems_flwr.typing import Arrays
+from gems_flwr.wire.requests import NeuronRequest
+
+
+def build_neurons(
+    request: NeuronRequest,
+    arrays: Arrays,
+    model: nn.Module,
+    data: Data,
+    *,
+    seed: int,
+    activation: nn.Module | None = None,
+) -> NeuronBalls:
+    """Build the balls that were asked for.
+
+    Parameters
+    ----------
+    request : NeuronRequest
+        Which layer, and how.
+    arrays : mapping from str to ndarray
+        The node's trained network.
+    model : torch.nn.Module
+        Its architecture.
+    data : pair of arrays, or iterable of batches
+        Where deviations are measured.
+    seed : int
+        Source of directions and of the choice of patches.
+    activation : torch.nn.Module, optional
+        What follows the layer where the model does not show it.
+    """
+    layers = weight_layers(arrays)
+    if request.layer >= len(layers) - 1:
+        raise ValueError(
+            f"the server asks for hidden layer {request.layer}, the model has {len(layers) - 1}"
+        )
+    layer = layers[request.layer]
+    inputs = read_neuron_inputs(
+        model,
+        arrays,
+        request.layer,
+        data,
+        max_rows=request.max_rows,
+        seed=seed,
+        activation=activation,
+    )
+    outgoing = _tensor(outgoing_rows(arrays, layer, layers[request.layer + 1]))
+    neurons = NeuronData(
+        weight=_tensor(arrays[layer.weight].reshape(layer.width, -1)),
+        bias=None if layer.bias is None else _tensor(arrays[layer.bias]),
+        inputs=inputs.rows,
+        activation=inputs.activation,
+        outgoing=outgoing if request.outgoing else None,
+    )
+    return build_neuron_balls(
+        neurons,
+        request.epsilon,
+        request.radius,
+        directions=request.directions,
+        measure=request.measure,
+        seed=seed % 2**63,
+        outgoing_norms=outgoing.norm(dim=1),
+    )
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.array(array)).float()

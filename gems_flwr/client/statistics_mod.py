@@ -1,0 +1,90 @@
+"""The mod that lets any Flower client take part in merging by statistics.
+
+It sits around the user's own train handler::
+
+    app = ClientApp(mods=[statistics_mod(training_data, model=Net)])
+
+and does nothing unless the server's `MergedModels` strategy asks for statistics. Then it lets the
+handler train, measures the trained model on the node's data, and adds the statistics to the reply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from flwr.app import Context, Message
+from flwr.clientapp.typing import ClientAppCallable, Mod
+from torch import nn
+
+from gems_flwr.client.faults import fault_reply_mod, node_name
+from gems_flwr.client.limits import NodeLimits
+from gems_flwr.client.privacy_mods import refuse_bypass
+from gems_flwr.model_merging.layer_statistics import statistics_shapes
+from gems_flwr.model_merging.measure import measure_statistics
+from gems_flwr.networks.inputs import Data
+from gems_flwr.runtime.seeding import derive_seed
+from gems_flwr.wire.keys import RUN_SEED
+from gems_flwr.wire.model_replies import instruction_config, unpack_metrics_reply
+from gems_flwr.wire.records import to_numpy
+from gems_flwr.wire.statistics_replies import put_statistics, requested_statistics
+
+
+def statistics_mod(
+    train: Callable[[Context], Data],
+    *,
+    model: Callable[[], nn.Module] | None = None,
+    limits: NodeLimits | None = None,
+) -> Mod:
+    """Return a mod that adds statistics to the reply where the server asks for them.
+
+    Parameters
+    ----------
+    train : callable
+        Gets the node's context, returns its training data: a pair of arrays, or batches.
+    model : callable, optional
+        Returns the torch module. Only a model that is a single linear layer can do without.
+    limits : NodeLimits, optional
+        What the node gives away at most, by default what its ``--node-config`` says. Second moments
+        of a layer's inputs are full moments: they are refused where the samples are too few.
+    """
+
+    def measured(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        bounds = NodeLimits.of_node(context.node_config) if limits is None else limits
+        bounds.check_message(message)
+        request = requested_statistics(message.content)
+        if request is None:
+            return call_next(message, context)
+        refuse_bypass(
+            call_next,
+            inside="statistics_mod",
+            what="statistics of the node's data",
+            instead="merge by matching, which needs none,",
+        )
+        config, name = instruction_config(message.content), node_name(context)
+        reply = call_next(message, context)
+        if reply.has_error():
+            return reply
+        records = list(reply.content.array_records.values())
+        if len(records) != 1:
+            raise ValueError(f"expected one ArrayRecord with the model, got {len(records)}")
+        arrays = to_numpy(records[0])
+        for shapes in statistics_shapes(request.method, arrays).values():
+            if "inputs" in shapes:
+                samples = int(unpack_metrics_reply(reply.content).num_examples)
+                bounds.check_second_moments(samples, shapes["inputs"][0])
+        statistics = measure_statistics(
+            request.method,
+            request.labels,
+            arrays,
+            train(context),
+            model=model() if model else None,
+            seed=derive_seed(cast(int, config.get(RUN_SEED, 0)), "statistics", name),
+        )
+        put_statistics(reply.content, statistics, name=name)
+        return reply
+
+    def guarded(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        return fault_reply_mod(message, context, lambda m, c: measured(m, c, call_next))
+
+    return guarded

@@ -1,0 +1,185 @@
+"""Second moments of a network's inputs and gradients on a node's own data.
+
+Gradients are those of the log-likelihood of labels that the *model* predicts, in expectation or
+drawn, not of the true labels: that is the Fisher matrix, which Matena & Raffel and K-FAC mean, and
+not the "empirical" one. One backward pass per class gives the gradients of all layers in their
+outputs; together with the layers' inputs they give every statistic without a gradient per sample
+and weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gems_flwr.model_merging.layer_statistics import NEEDED, Kind, Method, Statistics, check_linear
+from gems_flwr.networks.inputs import Data, batches, on_device_of
+from gems_flwr.networks.layers import WeightLayer
+from gems_flwr.networks.surgery import resize_model
+from gems_flwr.radii.fisher_axes import Labels
+from gems_flwr.radii.quality import two_sided
+from gems_flwr.typing import Arrays
+
+
+def measure_statistics(
+    method: Method,
+    labels: Labels,
+    arrays: Arrays,
+    data: Data,
+    *,
+    model: nn.Module | None = None,
+    seed: int = 0,
+) -> Statistics:
+    """Return what a method needs to know of a node besides its model.
+
+    Parameters
+    ----------
+    method : {"regmean", "fisher", "kfac", "matching"}
+        How models will be merged.
+    labels : {"exact", "sampled"}
+        Whether gradients are taken in expectation over the labels that the model itself predicts,
+        or for one label drawn from the prediction.
+    arrays : mapping from str to ndarray
+        The trained network, a chain of linear layers.
+    data : pair of arrays, or iterable of batches
+        The node's data; its labels are not used.
+    model : torch.nn.Module, optional
+        The architecture. A single linear layer on flattened inputs can do without.
+    seed : int
+        Source of drawn labels.
+
+    Raises
+    ------
+    ValueError
+        If there is no data, or the model is not the chain of linear layers that its arrays are.
+    """
+    kinds = NEEDED[method]
+    if not kinds:
+        return {}
+    layers = check_linear(arrays)
+    module, linear = _prepared(model, arrays, layers)
+    draws = torch.Generator().manual_seed(seed % 2**63)
+    totals: dict[str, dict[Kind, Tensor]] = {layer.weight: {} for layer in layers}
+    samples = 0
+    for x, _ in batches(data):
+        samples += len(x)
+        scores, seen = _run(module, linear, x)
+        need_gradients = kinds != ("inputs",)
+        gradients = _gradients(scores, seen, labels, draws) if need_gradients else None
+        for position, layer in enumerate(layers):
+            a = _augmented(seen[position][0], layer)
+            g = None if gradients is None else gradients[position]
+            for kind in kinds:
+                fresh = _moment(kind, a, g)
+                old = totals[layer.weight].get(kind)
+                totals[layer.weight][kind] = fresh if old is None else old + fresh
+    if not samples:
+        raise ValueError("there is no data to measure statistics on")
+    return {
+        weight: {kind: (total / samples).cpu().numpy() for kind, total in kinds.items()}
+        for weight, kinds in totals.items()
+    }
+
+
+def _prepared(
+    model: nn.Module | None, arrays: Arrays, layers: tuple[WeightLayer, ...]
+) -> tuple[nn.Module, list[nn.Linear]]:
+    if model is None:
+        if len(layers) > 1:
+            raise ValueError(
+                f"the model has {len(layers)} layers; give the mod the torch module (model=), so "
+                "that it can compute what each of them sees"
+            )
+        (layer,) = layers
+        linear = nn.Linear(layer.shape[0], layer.width, bias=layer.bias is not None)
+        named = zip((n for n, _ in linear.named_parameters()), layer.keys, strict=True)
+        linear.load_state_dict({n: torch.from_numpy(np.array(arrays[key])) for n, key in named})
+        return nn.Sequential(nn.Flatten(), linear).eval(), [linear]
+    module = resize_model(model, arrays).eval()
+    modules = dict(module.named_modules())
+    found = [modules.get(layer.name) for layer in layers]
+    wrong = [
+        layer.name
+        for layer, each in zip(layers, found, strict=True)
+        if not isinstance(each, nn.Linear)
+    ]
+    if wrong:
+        raise ValueError(f"layers {wrong} are no torch.nn.Linear, whose inputs could be measured")
+    return module, [each for each in found if isinstance(each, nn.Linear)]
+
+
+def _run(
+    module: nn.Module, linear: list[nn.Linear], x: Tensor
+) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    """Return scores, and for each layer its inputs and a zero that was added to its outputs.
+
+    The gradient in the zero is the gradient in the layer's output, whether or not the weights
+    are being trained.
+    """
+    seen: list[tuple[nn.Module, Tensor, Tensor]] = []
+
+    def note(layer: nn.Module, arguments: Any, out: Tensor) -> Tensor:
+        zero = torch.zeros_like(out, requires_grad=True)
+        seen.append((layer, arguments[0].detach(), zero))
+        return out + zero
+
+    hook: Callable[..., Any] = note
+    handles = [layer.register_forward_hook(hook) for layer in linear]
+    try:
+        with torch.enable_grad():
+            scores = two_sided(module(on_device_of(module, x)))
+    finally:
+        for handle in handles:
+            handle.remove()
+    if [layer for layer, _, _ in seen] != linear:
+        raise ValueError(
+            "the model does not run its linear layers once each in the order of its arrays"
+        )
+    if any(a.ndim != 2 for _, a, _ in seen) or scores.ndim != 2:
+        raise ValueError("the model's linear layers must see one row per sample")
+    return scores, [(a, zero) for _, a, zero in seen]
+
+
+def _gradients(
+    scores: Tensor,
+    seen: list[tuple[Tensor, Tensor]],
+    labels: Labels,
+    draws: torch.Generator,
+) -> list[list[Tensor]]:
+    """Return per layer the gradients in its outputs, so that their squares sum to the Fisher's.
+
+    In expectation there is one tensor per class, times the root of the class's chance.
+    """
+    logs = scores.log_softmax(dim=1)
+    chances = logs.detach().exp()
+    zeros = [zero for _, zero in seen]
+    if labels == "sampled":
+        drawn = torch.multinomial(chances.cpu(), 1, generator=draws).to(scores.device)
+        per_layer = torch.autograd.grad(logs.gather(1, drawn).sum(), zeros)
+        return [[g.double()] for g in per_layer]
+    gradients: list[list[Tensor]] = [[] for _ in zeros]
+    for label in range(logs.shape[1]):
+        per_layer = torch.autograd.grad(logs[:, label].sum(), zeros, retain_graph=True)
+        root = chances[:, label, None].double().sqrt()
+        for known, g in zip(gradients, per_layer, strict=True):
+            known.append(root * g.double())
+    return gradients
+
+
+def _augmented(a: Tensor, layer: WeightLayer) -> Tensor:
+    a = a.double()
+    return a if layer.bias is None else torch.cat([a, torch.ones_like(a[:, :1])], dim=1)
+
+
+def _moment(kind: Kind, a: Tensor, gradients: list[Tensor] | None) -> Tensor:
+    """Return the sum of one statistic over a batch."""
+    if kind == "inputs":
+        return a.T @ a
+    assert gradients is not None
+    if kind == "gradients":
+        return torch.stack([g.T @ g for g in gradients]).sum(0)
+    return torch.stack([g**2 for g in gradients]).sum(0).T @ a**2

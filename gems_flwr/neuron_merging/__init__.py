@@ -1,0 +1,1 @@
+"""Server side: the neurons of many nodes merged into one layer."""

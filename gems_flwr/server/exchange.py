@@ -1,0 +1,382 @@
+"""Messages out, usable replies back: the part of a round that every protocol shares.
+
+An `Exchange` belongs to one round. It sends one message to each chosen node, keeps every reply
+on disk as it comes in, tells errors and silence from answers, validates the answers one by one
+and puts them into an order that does not depend on arrival. Whoever is left out is named. A node
+that was lost on the way and is back is asked once more.
+
+Nothing in a reply is trusted: which message it answers, how large it is, what it says. What a node
+writes about itself (a group, a name, a reason) never becomes part of a path, and texts are cut.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
+
+from flwr.app import Message, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID
+
+from gems_flwr.errors import BadReplyError, Failure, RoundFailedError, describe_fault
+from gems_flwr.runtime.checkpoint import CheckpointFolder
+from gems_flwr.runtime.metered_grid import MeteredGrid
+from gems_flwr.server.addressing import add_reason, answered_node, as_the_nodes, is_lost
+from gems_flwr.server.log import log_event, log_warning, readable
+from gems_flwr.server.nodes import Nodes
+from gems_flwr.server.settings import Callback
+from gems_flwr.wire.keys import SECAGG_CONFIGS
+from gems_flwr.wire.model_replies import is_masked, unpack_name
+from gems_flwr.wire.records import payload_bytes
+
+_RETURN_POLL_SECONDS = 0.5
+
+T = TypeVar("T")
+
+_NO_SECAGG = (
+    "the node runs Flower's secaggplus_mod, whose protocol only Flower's legacy SecAggPlusWorkflow "
+    "speaks; remove the mod, or use that workflow with a legacy strategy"
+)
+
+
+@dataclass(frozen=True)
+class Answer(Generic[T]):
+    """A validated reply and the node that it came from."""
+
+    node: str
+    value: T
+
+
+@dataclass
+class Exchange:
+    """The messages of one round.
+
+    Parameters
+    ----------
+    server_round : int
+        The round, from 1.
+    roster : Nodes
+        Names of the nodes, shared by all rounds of a run.
+    grid : MeteredGrid, optional
+        Where messages go. Without it replies can be accepted but none be collected.
+    timeout : float, optional
+        Seconds that nodes have for a reply; None waits for ever.
+    inbox : CheckpointFolder, optional
+        Where replies are kept until the round is done.
+    callbacks : sequence of Callback
+        Who wants to hear of replies.
+    return_seconds : float, default 0
+        How long to wait for a lost node to come back.
+    max_reply_bytes : int, optional
+        Largest payload of a reply; a larger one is neither unpacked nor kept.
+    max_examples : float, optional
+        Most examples that a node may count for, whatever it claims.
+    barred : mapping from int to str
+        Nodes, by id, that are out of this round, and why; see `blame`.
+    """
+
+    server_round: int
+    roster: Nodes
+    grid: MeteredGrid | None = None
+    timeout: float | None = None
+    inbox: CheckpointFolder | None = None
+    callbacks: Sequence[Callback] = ()
+    return_seconds: float = 0.0
+    max_reply_bytes: int | None = None
+    max_examples: float | None = None
+    barred: Mapping[int, str] = field(default_factory=dict)
+    # By id until the round is over: a node may tell its name in its reply only.
+    _asked: list[int] = field(default_factory=list, init=False)
+    _answered: list[int] = field(default_factory=list, init=False)
+    _failed: list[tuple[int, str]] = field(default_factory=list, init=False)
+    # Under which key a node's reply is kept: that of the question, never what the reply says.
+    _keys: dict[int, str] = field(default_factory=dict, init=False)
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """Names of the nodes that a message was sent to, in order."""
+        return self._names(self._asked)
+
+    @property
+    def answered(self) -> tuple[str, ...]:
+        """Names of the nodes that gave a usable reply, in order."""
+        return self._names(self._answered)
+
+    @property
+    def answered_ids(self) -> tuple[int, ...]:
+        """Ids of the nodes that gave a usable reply, in the order of their names."""
+        return tuple(sorted(set(self._answered), key=self.roster.position))
+
+    @property
+    def refused(self) -> dict[int, str]:
+        """Ids of the nodes that did not contribute, and why at last."""
+        return dict(self._failed)
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """Who did not contribute, and why."""
+        return tuple(Failure(self.roster.name(node), reason) for node, reason in self._failed)
+
+    def _names(self, nodes: Iterable[int]) -> tuple[str, ...]:
+        ordered = sorted(set(nodes), key=self.roster.position)
+        return tuple(self.roster.name(node) for node in ordered)
+
+    def collect(self, messages: Iterable[Message]) -> list[Message]:
+        """Send messages and return the replies, errors included.
+
+        A reply that an interrupted run had already received is taken from the inbox; its node
+        is not asked again. A node that stays silent is noted as failed.
+        """
+        assert self.grid is not None
+        outgoing, replies = [], []
+        for message in messages:
+            name = self.roster.name(message.metadata.dst_node_id)
+            self._asked.append(message.metadata.dst_node_id)
+            self._keys[message.metadata.dst_node_id] = self._key(message)
+            kept = self.inbox and self.inbox.kept_reply(self._key(message), name)
+            if kept and not self._too_large(kept):
+                log_event("reply_kept", round=self.server_round, node=name)
+                replies.append(Message(kept, reply_to=message))
+            else:
+                outgoing.append(message)
+        answers = self._ask(outgoing)
+        lost = [message for message in outgoing if is_lost(answers.get(_receiver(message)))]
+        again = self._returned(lost)
+        if self.return_seconds:
+            for node_id in {*map(_receiver, lost)} - {*map(_receiver, again)}:
+                add_reason(answers[node_id], f"not back within {self.return_seconds:g} s")
+        if again:
+            log_event("ask_again", round=self.server_round, nodes=len(again))
+            for message in again:
+                answers.pop(_receiver(message))
+            answers |= self._ask([_repeated(message) for message in again])
+        return [*replies, *answers.values()]
+
+    def _ask(self, messages: list[Message]) -> dict[int, Message]:
+        """Send messages; return replies and errors by node, each kept on disk as it comes in.
+
+        A node that stays silent, or whose reply is too large, is noted as failed.
+        """
+        assert self.grid is not None
+        for callback in self.callbacks:
+            callback.on_exchange(self.server_round, len(messages))
+        started, answers = time.monotonic(), dict[int, Message]()
+        waiting = {_receiver(message): message for message in messages}
+        for reply in self.grid.stream(messages, timeout=self.timeout):
+            node_id = answered_node(reply, waiting)
+            if node_id is None:
+                said = {"reason": readable(reply.error.reason or "")} if reply.has_error() else {}
+                self._warn("uncalled_for_reply", node=self._source(reply), **said)
+                continue
+            seconds = time.monotonic() - started
+            reply = as_the_nodes(reply, waiting.pop(node_id), seconds)
+            if is_lost(reply):
+                self._warn("lost", node=self.roster.name(node_id), seconds=seconds)
+            size = self._too_large(reply.content) if reply.has_content() else 0
+            usable = reply.has_content() and not size
+            if size:
+                self._fail(node_id, self._size_reason(size))
+            else:
+                answers[node_id] = reply
+            if usable:
+                self._learn(reply)
+                if self.inbox:
+                    name = self.roster.name(node_id)
+                    self.inbox.keep_reply(self._keys[node_id], name, reply.content)
+            self._log_reply(reply, seconds, usable)
+            for callback in self.callbacks:
+                callback.on_reply(self.server_round, self.roster.name(node_id), usable)
+        for node_id in sorted(waiting, key=self.roster.position):
+            self._fail(node_id, f"no reply within {self.timeout} s")
+        return answers
+
+    def _returned(self, lost: list[Message]) -> list[Message]:
+        """Return the messages whose nodes are connected again, waiting for them if told to."""
+        assert self.grid is not None
+        deadline = time.monotonic() + self.return_seconds
+        while lost:
+            connected = set(self.grid.get_node_ids())
+            back = [message for message in lost if _receiver(message) in connected]
+            if len(back) == len(lost) or time.monotonic() >= deadline:
+                return back
+            time.sleep(_RETURN_POLL_SECONDS)
+        return []
+
+    def unbarred(self, messages: Iterable[Message]) -> list[Message]:
+        """Return the messages but those to nodes that are out of this round, who have failed."""
+        outgoing = []
+        for message in messages:
+            node_id = message.metadata.dst_node_id
+            if node_id not in self.barred:
+                outgoing.append(message)
+            elif node_id not in self.refused:
+                # Said aloud only if it helps to leave the node out.
+                self._asked.append(node_id)
+                self._failed.append((node_id, readable(self.barred[node_id])))
+        return outgoing
+
+    def accept(
+        self, replies: Iterable[Message], unpack: Callable[[RecordDict], T], *, at_least: int = 0
+    ) -> list[Answer[T]]:
+        """Validate replies and return the usable ones, ordered by node name.
+
+        Parameters
+        ----------
+        replies : iterable of Message
+            In any order, errors included.
+        unpack : callable
+            Turns a reply's content into a value or raises `BadReplyError`. Whatever else it
+            raises leaves the node out just the same.
+        at_least : int
+            How many usable replies are needed.
+
+        Raises
+        ------
+        RoundFailedError
+            If fewer are usable. It carries those that are.
+        """
+        replies = list(replies)
+        for reply in replies:
+            if reply.has_content():
+                self._learn(reply)
+        answers: list[Answer[T]] = []
+        for reply in sorted(replies, key=lambda r: self.roster.position(r.metadata.src_node_id)):
+            node_id = reply.metadata.src_node_id
+            if reply.has_error():
+                self._fail(node_id, _explained(reply.error.reason or f"error {reply.error.code}"))
+                continue
+            try:
+                if is_masked(reply.content):
+                    raise BadReplyError(_NO_SECAGG)
+                value = self._capped(unpack(reply.content))
+            except BadReplyError as error:
+                self._refuse(node_id, str(error))
+            except Exception as error:
+                # No reply ends a run, whatever it does to our own code.
+                self._refuse(node_id, f"the reply cannot be used: {describe_fault(error)}")
+            else:
+                answers.append(Answer(self.roster.name(node_id), value))
+                self._answered.append(node_id)
+        return self._enough(answers, at_least)
+
+    def without(
+        self, answers: Iterable[Answer[T]], reasons: Mapping[str, str], *, at_least: int = 0
+    ) -> list[Answer[T]]:
+        """Return the answers but those that cannot stand beside the others.
+
+        Parameters
+        ----------
+        answers : iterable of Answer
+            What `accept` returned.
+        reasons : mapping from str to str
+            By node, why its answer is left out.
+        at_least : int
+            How many must be left.
+
+        Raises
+        ------
+        RoundFailedError
+            If fewer are left.
+        """
+        for node_id in dict.fromkeys(self._answered):
+            if self.roster.name(node_id) in reasons:
+                self._answered = [each for each in self._answered if each != node_id]
+                self._refuse(node_id, reasons[self.roster.name(node_id)])
+        return self._enough([a for a in answers if a.node not in reasons], at_least)
+
+    def _enough(self, answers: list[Answer[T]], at_least: int) -> list[Answer[T]]:
+        if len(answers) < at_least:
+            raise RoundFailedError(self._too_few(len(answers), at_least), answers, self.failures)
+        return answers
+
+    def _refuse(self, node_id: int, reason: str) -> None:
+        """Leave a node out, and forget its reply, so that a resumed run asks it again."""
+        self._fail(node_id, reason)
+        if self.inbox and node_id in self._keys:
+            self.inbox.drop_reply(self._keys[node_id], self.roster.name(node_id))
+
+    def _learn(self, reply: Message) -> None:
+        self.roster.learn(reply.metadata.src_node_id, unpack_name(reply.content))
+
+    def _too_large(self, content: RecordDict) -> int:
+        """Return the size of a reply that is too large, else 0."""
+        if self.max_reply_bytes is None:
+            return 0
+        size = payload_bytes(content)
+        return size if size > self.max_reply_bytes else 0
+
+    def _size_reason(self, size: int) -> str:
+        return (
+            f"the reply has {size:,} bytes, max_reply_bytes is {self.max_reply_bytes:,}; it was "
+            "not unpacked (raise max_reply_bytes if honest replies are that large)"
+        )
+
+    def _capped(self, value: T) -> T:
+        """Let a node count for no more examples than the operator allows."""
+        reply: Any = value
+        most = self.max_examples
+        if most is None or getattr(reply, "num_examples", 0) <= most:
+            return value
+        capped: T = replace(reply, num_examples=most)
+        return capped
+
+    def _fail(self, node_id: int, reason: str) -> None:
+        reason = readable(reason)
+        self._failed.append((node_id, reason))
+        self._warn("left_out", node=self.roster.name(node_id), reason=reason)
+
+    def _source(self, reply: Message) -> str:
+        node_id = reply.metadata.src_node_id
+        return "SuperLink" if node_id == SUPERLINK_NODE_ID else self.roster.name(node_id)
+
+    def _warn(self, event: str, **fields: object) -> None:
+        log_warning(event, round=self.server_round, **fields)
+
+    def _log_reply(self, reply: Message, seconds: float, usable: bool) -> None:
+        log_event(
+            "reply",
+            round=self.server_round,
+            node=self.roster.name(reply.metadata.src_node_id),
+            what=reply.metadata.message_type,
+            bytes=payload_bytes(reply.content) if reply.has_content() else 0,
+            seconds=seconds,
+            usable=usable,
+        )
+
+    @staticmethod
+    def _key(message: Message) -> str:
+        return f"{message.metadata.group_id}-{message.metadata.message_type}"
+
+    def _too_few(self, usable: int, needed: int) -> str:
+        text = (
+            f"round {self.server_round} failed: {usable} of {len(self.asked) or usable} nodes "
+            f"gave a usable reply, min_nodes is {needed}"
+        )
+        for failure in self.failures:
+            text += f"\n  {failure}"
+        if self.inbox:
+            text += (
+                f"\nThe usable replies are kept in {self.inbox.folder}; start again with "
+                "resume=True to ask only the other nodes"
+            )
+        return text
+
+
+def _receiver(message: Message) -> int:
+    return message.metadata.dst_node_id
+
+
+def _repeated(message: Message) -> Message:
+    # Flower numbers every message; the same one cannot be sent twice.
+    return Message(
+        message.content,
+        dst_node_id=_receiver(message),
+        message_type=message.metadata.message_type,
+        group_id=message.metadata.group_id,
+    )
+
+
+def _explained(reason: str) -> str:
+    """Say what an error of Flower's own means, where its words do not."""
+    return f"{reason}: {_NO_SECAGG}" if SECAGG_CONFIGS in reason else reason

@@ -1,0 +1,121 @@
+"""What strategies share that replace the models of several nodes by a mean: whom it believes.
+
+The rules are those of `averaging.robust_rules`. This file turns options into a rule, and keeps
+account of whom it has left out, for the result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gems_flwr.averaging.robust_rules import RobustKind, RobustRule
+from gems_flwr.errors import CheckpointError
+from gems_flwr.server.log import log_event, log_warning
+from gems_flwr.server.loop import RoundLoop
+from gems_flwr.server.screening import unchecked_details
+
+_ACCOUNT = "robust"
+
+
+@dataclass(kw_only=True, eq=False)
+class AveragesModels(RoundLoop):
+    """Base of the strategies that average models.
+
+    Parameters
+    ----------
+    robust : str, default "none"
+        What models are replaced by: ``none`` (the mean), ``median``, ``trimmed_mean``,
+        ``geometric_median``, ``krum``, ``multi_krum`` or ``bulyan``; see
+        `gems_flwr.averaging.robust_rules`.
+    liars : int, optional
+        How many nodes may lie, at least 0; by default as many as the rule bears.
+    trim : float, default 0.2
+        Share that ``trimmed_mean`` cuts off at either end, above 0 and below 0.5.
+    **loop
+        See `RoundLoop`.
+    """
+
+    robust: RobustKind = "none"
+    liars: int | None = None
+    trim: float = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.rule = RobustRule(self.robust, self.liars, self.trim)
+
+
+@dataclass(frozen=True)
+class Outvoted:
+    """Whom a rule has left out so far; goes into the run's details under ``robust``.
+
+    Parameters
+    ----------
+    averagings : int
+        How many means were made.
+    by_median : int
+        How many of them by the median, because there were too few models for the rule.
+    too_few : int
+        How many of them of fewer than three models, among which nobody can be outvoted.
+    times_left_out : mapping from str to int
+        How often the rule did not choose a node's model, where it chooses.
+    """
+
+    averagings: int = 0
+    by_median: int = 0
+    too_few: int = 0
+    times_left_out: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def from_details(cls, details: Mapping[str, Any]) -> Outvoted:
+        """Return the account that a run's details hold."""
+        try:
+            return cls(**details.get(_ACCOUNT, {}))
+        except TypeError as error:
+            raise CheckpointError(
+                f"the details in the checkpoint cannot be read ({error}); start afresh"
+            ) from error
+
+    def after(
+        self,
+        server_round: int,
+        rule: RobustRule,
+        *,
+        applied: str,
+        left_out: Collection[str],
+        checked: bool,
+    ) -> Outvoted:
+        """Return the account after one more mean, and log what is new in it."""
+        if not rule.is_on:
+            return self
+        if not checked and not self.too_few:
+            reason = "fewer than three models: nobody can be outvoted"
+            log_warning("unchecked", round=server_round, reason=reason)
+        elif applied != rule.kind and not self.by_median:
+            reason = f"too few models for {rule.kind}, the median stands in"
+            log_warning("median_instead", round=server_round, reason=reason)
+        if left_out:
+            log_event("outvoted", round=server_round, nodes=",".join(left_out))
+        times = dict(self.times_left_out)
+        for node in left_out:
+            times[node] = times.get(node, 0) + 1
+        return dataclasses.replace(
+            self,
+            averagings=self.averagings + 1,
+            by_median=self.by_median + (checked and applied != rule.kind),
+            too_few=self.too_few + (not checked),
+            times_left_out=times,
+        )
+
+    def to_details(self, rule: RobustRule) -> dict[str, Any]:
+        """Return what a result says of it; nothing where models are simply averaged."""
+        if not rule.is_on:
+            return {}
+        reasons = {
+            node: f"{rule.kind} chose other models in {times} of {self.averagings} averagings"
+            for node, times in self.times_left_out.items()
+        }
+        account = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        return {_ACCOUNT: account, "left_out": reasons, **unchecked_details(None)}

@@ -1,0 +1,230 @@
+"""A run's diary: the checkpoint to go on from, and `rounds.jsonl` for everyone else to read.
+
+If the disk fails, the state of the round that was just played goes to the system's temporary folder
+instead, and the error says so.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gems_flwr.disk.faults import disk_faults
+from gems_flwr.disk.files import write_atomically
+from gems_flwr.disk.lock import check_held
+from gems_flwr.errors import CheckpointError, DiskError, StateNotSavedError
+from gems_flwr.server.run_folder import Inbox, kept_in
+from gems_flwr.server.state import RoundRecord, ServerState
+from gems_flwr.typing import Arrays
+
+_HISTORY = "rounds.jsonl"
+
+
+class RoundLog:
+    """Saves and loads the state of one run.
+
+    Parameters
+    ----------
+    folder : path
+        Where the files go.
+    strategy : str
+        Name of the strategy; with `seed` and `model` it tells this run from another.
+    seed : int
+        The run's seed.
+    model : mapping from str to ndarray
+        The initial model, for its names and shapes.
+    """
+
+    def __init__(self, folder: str | Path, *, strategy: str, seed: int, model: Arrays) -> None:
+        self.files = Inbox(Path(folder))
+        # Of the history on disk: a checkpoint fits one history only.
+        self._history = _digest(b"")
+        self._lines: list[bytes] = []
+        self._identity: dict[str, Any] = {
+            "strategy": strategy,
+            "seed": seed,
+            "model": {name: [str(a.dtype), list(a.shape)] for name, a in model.items()},
+        }
+
+    def open(self, fresh: Callable[[], ServerState], *, resume: bool) -> ServerState:
+        """Return the state to go on from, with a history on disk that fits it.
+
+        Parameters
+        ----------
+        fresh : callable
+            Makes the state before the first round; called only if there is nothing to go on from.
+        resume : bool
+            Whether to go on from what is saved; otherwise it is removed.
+
+        Raises
+        ------
+        CheckpointError
+            If the checkpoint is damaged or belongs to another run.
+        DiskError
+            If the folder cannot be written to.
+        """
+        state = self.load() if resume else None
+        # A resumed run keeps its inbox: replies to an unfinished first round are still good.
+        if not resume:
+            self.forget()
+        if state is None:
+            state = fresh()
+            self.begin(state)
+        else:
+            # Not the records: the checkpoint has the digest of these very lines.
+            self._write_history(self._lines)
+        return state
+
+    def forget(self) -> None:
+        """Remove what an earlier run left here."""
+        self.files.clear()
+
+    def load(self) -> ServerState | None:
+        """Return the last saved state, or None where there is none.
+
+        Raises
+        ------
+        CheckpointError
+            If the checkpoint is damaged or belongs to another run.
+        """
+        saved = self.files.load()
+        if saved is None:
+            return None
+        groups, meta = saved
+        for key, ours in self._identity.items():
+            if meta.get(key) != ours:
+                raise CheckpointError(
+                    f"the checkpoint in {self.files.folder} belongs to a run with {key} "
+                    f"{meta.get(key)}, this run has {ours}; choose another checkpoint_dir"
+                )
+        last_round, details = meta.get("round"), meta.get("details")
+        if type(last_round) is not int or last_round < 0 or not isinstance(details, dict):
+            raise CheckpointError(
+                f"the checkpoint in {self.files.folder} has no round and details; remove it to "
+                "start afresh"
+            )
+        for group, arrays in groups.items():
+            _check_arrays(arrays, f"{group} of the checkpoint in {self.files.folder}")
+        history = self._read_history(last_round, meta.get(_HISTORY))
+        return ServerState(
+            arrays=groups.get("arrays", {}),
+            history=history,
+            memory=groups.get("memory", {}),
+            details=details,
+        )
+
+    def save(self, state: ServerState) -> None:
+        """Append the last round to the history, then write the checkpoint.
+
+        In this order: a crash in between leaves a line too many, which `load` drops, never one
+        too few.
+
+        Raises
+        ------
+        StateNotSavedError
+            If the disk does not take it. It carries the state and says what is kept where.
+        """
+        try:
+            check_held(self._history_path)
+            line = _line(state.history[-1])
+            with disk_faults(f"write {self._history_path}"), self._history_path.open("ab") as file:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+            self._history.update(line)
+            self._write_state(state)
+        except DiskError as error:
+            raise StateNotSavedError(
+                f"the state after round {state.round} is not saved: {error}{self._rescue(state)}",
+                state,
+            ) from error
+
+    def begin(self, state: ServerState) -> None:
+        """Write the history so far, whole: a resumed run must not repeat a line."""
+        self._write_history([_line(record) for record in state.history])
+
+    def _write_state(self, state: ServerState) -> None:
+        meta = {
+            **self._identity,
+            "round": state.round,
+            "details": dict(state.details),
+            _HISTORY: self._history.hexdigest(),
+        }
+        self.files.save({"arrays": state.arrays, "memory": state.memory}, meta)
+
+    def _rescue(self, state: ServerState) -> str:
+        """Put a state where there may be room for it; return what is kept where, and what to do."""
+        refuge = copy.copy(self)
+        try:
+            with disk_faults("make a temporary folder"):
+                refuge.files = Inbox(Path(tempfile.mkdtemp(prefix="gems-flwr-")))
+        except DiskError:
+            return kept_in(self.files.folder)
+        try:
+            refuge.begin(state)
+            refuge._write_state(state)
+        except DiskError:
+            shutil.rmtree(refuge.files.folder, ignore_errors=True)
+            return kept_in(self.files.folder)
+        return (
+            f"; it is in {refuge.files.folder} instead: move what is in there to "
+            f"{self.files.folder}, and a resumed run goes on from it"
+        )
+
+    @property
+    def _history_path(self) -> Path:
+        return self.files.folder / _HISTORY
+
+    def _write_history(self, lines: list[bytes]) -> None:
+        write_atomically(self._history_path, b"".join(lines))
+        self._history = _digest(b"".join(lines))
+
+    def _read_history(self, last_round: int, digest: str | None) -> tuple[RoundRecord, ...]:
+        """Return rounds 0 to `last_round`; what was written after the checkpoint is left out.
+
+        `digest` is what the checkpoint says of these lines; None where it is from the time before
+        there were checksums.
+        """
+        try:
+            lines = self._history_path.read_bytes().splitlines()[: last_round + 1]
+            history = tuple(RoundRecord.from_json(json.loads(line)) for line in lines)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise CheckpointError(f"{self._history_path} cannot be read: {error}") from error
+        if [record.round for record in history] != list(range(last_round + 1)):
+            raise CheckpointError(
+                f"{self._history_path} does not fit the checkpoint, which is after round "
+                f"{last_round}; remove both to start afresh"
+            )
+        self._lines = [line + b"\n" for line in lines]
+        if digest not in (None, _digest(b"".join(self._lines)).hexdigest()):
+            raise CheckpointError(
+                f"{self._history_path} was changed since it was written (its checksum does not "
+                "fit); remove it and the checkpoint to start afresh"
+            )
+        return history
+
+
+def _digest(data: bytes) -> hashlib.blake2b:
+    return hashlib.blake2b(data, digest_size=16)
+
+
+def _line(record: RoundRecord) -> bytes:
+    return json.dumps(record.to_json()).encode() + b"\n"
+
+
+def _check_arrays(arrays: Arrays, where: str) -> None:
+    """Refuse what no reply could have brought: the file is damaged, or was tampered with."""
+    for name, array in arrays.items():
+        if array.dtype.kind not in "fiub" or not np.isfinite(array).all():
+            raise CheckpointError(
+                f"array '{name}' in {where} holds no finite numbers; remove it to start afresh"
+            )

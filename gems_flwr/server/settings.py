@@ -1,0 +1,115 @@
+"""Listeners of the round loop: progress bars, loggers, anything that only watches.
+
+What every strategy can be told, and in which range: the settings of the round loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gems_flwr.server.state import RoundRecord, RunResult
+from gems_flwr.server.stopping import StopRule
+
+
+class Callback:
+    """Override what you want to hear about; every method does nothing by default."""
+
+    def on_start(self, strategy: str, num_rounds: int, finished_rounds: int) -> None:
+        """Hear that a run begins, or goes on after `finished_rounds`."""
+
+    def on_exchange(self, server_round: int, nodes: int) -> None:
+        """Hear that `nodes` messages are about to be sent."""
+
+    def on_reply(self, server_round: int, node: str, usable: bool) -> None:
+        """Hear that a node has answered."""
+
+    def on_round_end(self, record: RoundRecord) -> None:
+        """Hear that a round is done and its checkpoint written."""
+
+    def on_end(self, result: RunResult) -> None:
+        """Hear that the run is done."""
+
+
+@dataclass(kw_only=True, eq=False)
+class LoopSettings:
+    """Settings that all strategies share; checked when they are made.
+
+    Parameters
+    ----------
+    min_nodes : int, default 2
+        Fewest nodes to go on with, at least 1: connected before a round, and with usable
+        replies after it.
+    wait_for_nodes : int, optional
+        How many nodes to wait for before the first round; `min_nodes` if not given.
+    wait_seconds : float, default 60
+        How long to wait for nodes.
+    return_seconds : float, default 0
+        How long, once the others have answered, to wait for a node that was lost in the middle
+        of an exchange (it crashed, its connection broke). If it is there, it is asked once more.
+    fraction_train : float, default 1.0
+        Share of the connected nodes that train in a round, in [0, 1]; never fewer than
+        `min_nodes`.
+    fraction_evaluate : float, default 0.0
+        Share of the nodes that score the new model on their own data after each round, in
+        [0, 1]. It costs as many bytes down as training does; 0 sends nothing.
+    seed : int, default 0
+        Source of all random choices.
+    checkpoint_dir : path, optional
+        Where to keep the state of the run, and `rounds.jsonl`. One run at a time has it.
+    keep_replies : bool, default True
+        Whether each reply is put into `checkpoint_dir` as it comes in, so that a run that is
+        interrupted in the middle of a round does not ask for it again.
+    resume : bool, default False
+        Whether to go on from `checkpoint_dir`. If there is nothing yet, the run starts.
+    max_reply_bytes : int, optional
+        Largest payload of a reply, by default 2 GiB. A larger one is refused by node and size
+        before it is unpacked or written to disk; Flower has it in memory by then. None: no limit.
+    max_examples : float, optional
+        Most examples that a node counts for in weighted means and cones, whatever it claims,
+        above 0. Without it a node's weight is its own word, unless all weigh the same.
+    stop_rules : sequence of StopRule
+        Asked after every round.
+    callbacks : sequence of Callback
+        Told about everything.
+    """
+
+    min_nodes: int = 2
+    wait_for_nodes: int | None = None
+    wait_seconds: float = 60.0
+    return_seconds: float = 0.0
+    fraction_train: float = 1.0
+    fraction_evaluate: float = 0.0
+    seed: int = 0
+    checkpoint_dir: str | Path | None = None
+    keep_replies: bool = True
+    resume: bool = False
+    max_reply_bytes: int | None = 2**31
+    max_examples: float | None = None
+    stop_rules: Sequence[StopRule] = ()
+    callbacks: Sequence[Callback] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("fraction_train", "fraction_evaluate"):
+            value = getattr(self, name)
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name} must be between 0 and 1, got {value}")
+        if self.min_nodes < 1:
+            raise ValueError(f"min_nodes must be at least 1, got {self.min_nodes}")
+        if self.wait_for_nodes is not None and self.wait_for_nodes < self.min_nodes:
+            raise ValueError(
+                f"wait_for_nodes ({self.wait_for_nodes}) must not be below "
+                f"min_nodes ({self.min_nodes})"
+            )
+        for name in ("wait_seconds", "return_seconds"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        for name in ("max_reply_bytes", "max_examples"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be above 0 or None, got {value}")
+        if self.seed < 0:
+            raise ValueError(f"seed must be at least 0, got {self.seed}")
+        if self.resume and self.checkpoint_dir is None:
+            raise ValueError("resume needs a checkpoint_dir")

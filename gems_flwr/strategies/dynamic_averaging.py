@@ -1,0 +1,146 @@
+"""Dynamic model averaging: talk only when it pays (Kamp et al. 2018, Algorithms 1 and 2).
+
+Every node checks ‖f − r‖² ≤ Δ for its own model f and a common reference r; only violators send
+their models, and the coordinator asks for more until the mean is back in the ball. The decisions
+are those of `averaging.balancing`; this file turns them into messages. A quiet round moves
+some numbers per node and no model.
+
+Beyond the paper, all within Definition 2:
+
+- ``condition="total"``: nodes send their squared distance only, and models are asked for when the
+  *mean* distance exceeds Δ.
+- ``order``: whom to ask first.
+- The threshold may change from check to check, which is an open question of the paper's. Whatever
+  it is at a check, the divergence after it is at most that. ``follow_loss=p`` sets it to
+  Δ·(loss / first loss)^p with a running mean of the nodes' in-place loss; ``target_rate=c`` steers
+  it so that a node moves c models per check on average.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gems_flwr.averaging.balancing import (
+    Augmentation,
+    Balancing,
+    BalancingRule,
+    Condition,
+    LocalReport,
+    Order,
+)
+from gems_flwr.averaging.synchronisation import Synchronisation
+from gems_flwr.averaging.threshold import following_loss, steered
+from gems_flwr.runtime.seeding import generator
+from gems_flwr.server.learner_state import Ledger, Tally
+from gems_flwr.server.local_learners import AskForModels, LocalLearners, Replies
+
+
+@dataclass(kw_only=True, eq=False)
+class DynamicAveraging(LocalLearners):
+    """Average local models when they have drifted too far from a reference.
+
+    Parameters
+    ----------
+    delta : float, default 0.7
+        Threshold Δ above 0: a squared distance over all parameters.
+    check_every : int, default 1
+        The paper's b: rounds between two checks, at least 1.
+    augmentation : {"doubling", "random", "all"}
+        How many more models are asked for at a time.
+    condition : {"local", "total"}
+        ``local`` is the paper's; see the module's docstring.
+    order : {"random", "nearest", "farthest"}
+        Who is asked first.
+    follow_loss : float, default 0
+        Exponent with which the threshold follows the loss, at least 0; 0 keeps it constant.
+    target_rate : float, optional
+        Models, up and down, that a node should move per check on average, in (0, 2].
+    **learners
+        See `LocalLearners`.
+    """
+
+    delta: float = 0.7
+    check_every: int = 1
+    augmentation: Augmentation = "doubling"
+    condition: Condition = "local"
+    order: Order = "random"
+    follow_loss: float = 0.0
+    target_rate: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._rule(self.delta)
+        if not 0 <= self.follow_loss < math.inf:
+            raise ValueError(f"follow_loss must be at least 0, got {self.follow_loss}")
+        if self.target_rate is not None and not 0 < self.target_rate <= 2:
+            raise ValueError(f"target_rate must be in (0, 2], got {self.target_rate}")
+        if self.rule.is_on and (self.follow_loss or self.target_rate is not None):
+            raise ValueError(
+                "robust goes with neither follow_loss nor target_rate: the threshold would follow "
+                "what nodes say of their loss, or how often they claim a violation"
+            )
+        if self.follow_loss and self.target_rate is not None:
+            raise ValueError("follow_loss and target_rate cannot both set the threshold")
+
+    @property
+    def period(self) -> int:
+        """The paper's b."""
+        return self.check_every
+
+    def request(
+        self, server_round: int, nodes: Sequence[str], ledger: Ledger
+    ) -> Mapping[str, Mapping[str, Any]]:
+        """Ask for the model on violation, or for the squared distance alone."""
+        asked: dict[str, Any] = {"measure": True}
+        if self.condition == "local" and server_round % self.check_every == 0:
+            asked = {"send": "violated", "delta": self._threshold(ledger)}
+        return dict.fromkeys(nodes, asked)
+
+    def synchronise(
+        self, server_round: int, ledger: Ledger, replies: Replies, ask: AskForModels
+    ) -> Synchronisation:
+        """Balance violations with as few models as the rule needs."""
+        weights = self.rule.fair([self.weight(reply) for reply in replies.values()])
+        reports = {
+            name: LocalReport(reply.squared_distance or 0.0, weight)
+            for (name, reply), weight in zip(replies.items(), weights, strict=True)
+        }
+        violators = {name: r.arrays for name, r in replies.items() if r.arrays is not None}
+        rule = self._rule(self._threshold(ledger))
+        rng = generator(self.seed, "balance", server_round)
+        balancing = Balancing.begin(rule, ledger.coordinator, reports, violators)
+        while names := balancing.query(rng):
+            models = ask(names)
+            balancing = balancing.receive(models, lost=[n for n in names if n not in models])
+        return balancing.finish()
+
+    def adapted(self, ledger: Ledger, before: Tally, after: Tally) -> Ledger:
+        """Move the threshold, if it is to move."""
+        batches = after.batches - before.batches
+        if self.follow_loss and batches:
+            loss = (after.cumulative_loss - before.cumulative_loss) / batches
+            delta, losses = following_loss(self.delta, self.follow_loss, ledger.losses, loss)
+            return dataclasses.replace(ledger, delta=delta, losses=losses)
+        if self.target_rate is not None:
+            moved = 2 * sum(n for r, n in after.synchronisations if r == ledger.round)
+            rate = moved / max(1, len(ledger.known))
+            delta = steered(self._threshold(ledger), rate, self.target_rate)
+            return dataclasses.replace(ledger, delta=delta)
+        return ledger
+
+    def _threshold(self, ledger: Ledger) -> float:
+        return ledger.delta or self.delta
+
+    def _rule(self, delta: float) -> BalancingRule:
+        return BalancingRule(
+            delta=delta,
+            augmentation=self.augmentation,
+            order=self.order,
+            condition=self.condition,
+            robust=self.rule,
+            ignore=frozenset(self.buffers),
+        )

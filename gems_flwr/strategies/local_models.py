@@ -1,0 +1,37 @@
+"""The reference "local": every node trains alone, and keeps its own model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from numpy.typing import NDArray
+
+from gems_flwr import scoring
+from gems_flwr.server.exchange import Answer
+from gems_flwr.server.members import join_members
+from gems_flwr.server.public_tuning import TunesOnPublicData
+from gems_flwr.typing import Arrays
+from gems_flwr.wire.model_replies import ModelReply
+
+
+@dataclass(kw_only=True, eq=False)
+class LocalModels(TunesOnPublicData):
+    """The reference "local": every node trains alone; scores are means over the nodes.
+
+    Parameters
+    ----------
+    **tuning
+        See `TunesOnPublicData`; the server tunes each node's model by itself.
+    """
+
+    rounds_needed: ClassVar[int | None] = 1
+
+    def aggregate(self, answers: Sequence[Answer[ModelReply]]) -> Arrays:
+        """Return all models, each fine-tuned, side by side."""
+        return join_members({answer.node: self.tuned(answer.value.arrays) for answer in answers})
+
+    def score(self, members: Sequence[NDArray], labels: NDArray) -> dict[str, float]:
+        """Return the mean over the models of each one's score."""
+        return scoring.mean_score(members, labels)

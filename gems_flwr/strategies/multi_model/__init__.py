@@ -1,0 +1,1 @@
+"""Several models on the same nodes: the strategy, and its sampling rules."""

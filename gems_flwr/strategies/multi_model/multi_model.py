@@ -1,0 +1,124 @@
+"""Several unrelated models on the same nodes, under a budget (CMU 18-786 slides, April 2025).
+
+A round trains about m client-model pairs. Who trains what is drawn by importance, so that the
+aggregate, which is unbiased, varies as little as possible; the mathematics stands in
+`client_sampling` and `averaging.steps`. `sampling` names the rows of the slides'
+Table I:
+
+==========  =============================  ==================================================
+name        a pair's importance            what is applied
+==========  =============================  ==================================================
+random      the same for all               Σ (d/p) U over those drawn
+full        all pairs, no budget           Σ d U
+lvr         d × local loss                 Σ (d/p) U
+gvr         ‖d U‖                          Σ (d/p) U
+stale       ‖d (U − βh)‖, GVR*             Σ d β h over all + Σ (d/p) (U − βh)
+fedvarp     the same for all               the same with β = 1
+mifa        the same for all               Σ d × the last update known, over all
+scaffold    the same for all               Σ (d/p) U, local steps corrected by c − c_i
+==========  =============================  ==================================================
+
+Decided where the slides are silent:
+
+- m counts pairs, in expectation. `full` trains every pair, and gvr and stale compute every update
+  (that is their price), whatever the nodes' capacities are; those count for what is *drawn*.
+- Nodes say once, in round 1, which models they have how many examples for, and their capacity.
+- gvr and stale: nodes report norms only and keep what they trained; those drawn are then asked for
+  it, in a message without weights. lvr: losses are asked for with the current model, without
+  weights where the node still has it; those drawn train what they were given then.
+- A node with data has a loss of at least 1 % of the model's mean loss, so that lvr leaves nobody
+  out for good. Without any importance, sampling is uniform; `details` says in which rounds.
+- MIFA counts a client that was never drawn as zero.
+- What a node fails to deliver drops out, and nothing is scaled up for it: `details["lost"]` says
+  which coefficient is missing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from flwr.app import ConfigRecord
+from flwr.serverapp import Grid
+
+from gems_flwr.server.loop import RoundLoop
+from gems_flwr.server.state import RoundOutcome, ServerState
+from gems_flwr.strategies.multi_model.model_round import MultiModelTurn
+from gems_flwr.strategies.multi_model.model_state import Book
+from gems_flwr.typing import Arrays
+
+Sampling = Literal["random", "full", "lvr", "gvr", "stale", "fedvarp", "mifa", "scaffold"]
+
+
+@dataclass(kw_only=True, eq=False)
+class MultiModel(RoundLoop):
+    """Train several models at once; see the module's docstring.
+
+    The arrays of `start` are those of all models, joined by `join_models`; those of one model may
+    stay as they are. With one model, and a budget for all nodes, it is `FedAvg`, bit for bit.
+
+    Parameters
+    ----------
+    budget : float, default 10
+        m, expected client-model pairs per round, above 0 and at most what the nodes' capacities
+        allow. ``full`` takes no notice of it.
+    sampling : {"random", "full", "lvr", "gvr", "stale", "fedvarp", "mifa", "scaffold"}
+        How pairs are drawn and what is made of their updates.
+    **loop
+        See `RoundLoop`. `fraction_train` must stay 1, since the budget says who trains;
+        `fraction_evaluate` 0: models are evaluated at the server. `min_nodes` is about
+        introductions, not about those drawn, who may be few. `max_examples` holds for each model
+        by itself.
+    """
+
+    budget: float = 10.0
+    sampling: Sampling = "lvr"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.run_name = ""
+        if self.sampling not in get_args(Sampling):
+            raise ValueError(
+                f"sampling must be one of {list(get_args(Sampling))}, got '{self.sampling}'"
+            )
+        if not (np.isfinite(self.budget) and self.budget > 0):
+            raise ValueError(f"budget must be a number above 0, got {self.budget}")
+        if self.fraction_train != 1:
+            raise ValueError(
+                f"fraction_train must be 1, since budget says who trains, got {self.fraction_train}"
+            )
+        if self.fraction_evaluate != 0:
+            raise ValueError(
+                "fraction_evaluate must be 0, since models are evaluated at the server "
+                f"(evaluate_fn), got {self.fraction_evaluate}"
+            )
+
+    def prepare(self, initial: Arrays, num_rounds: int) -> None:
+        """Give the run a name: what nodes keep from another one does not count."""
+        self.run_name = secrets.token_hex(4)
+
+    def rename_nodes(self, state: ServerState, names: Mapping[str, str]) -> ServerState:
+        """Let nodes keep what the book has of them under new names."""
+        memory = Book.from_memory(state.memory, self.run_name).renamed(names).to_memory()
+        return dataclasses.replace(state, memory=memory)
+
+    def play_round(
+        self,
+        server_round: int,
+        state: ServerState,
+        grid: Grid,
+        train_config: ConfigRecord,
+        evaluate_config: ConfigRecord,
+    ) -> RoundOutcome:
+        """Ask for what sampling needs, draw, let those drawn train, and take a step per model."""
+        turn = MultiModelTurn(self, server_round, state, grid, train_config)
+        turn.introduce()
+        turn.weigh()
+        turn.draw()
+        turn.train()
+        turn.step()
+        return turn.outcome()

@@ -1,0 +1,68 @@
+"""Periodic averaging of local models, the yardstick of dynamic averaging (Kamp et al. 2018).
+
+With ``b=1`` it is the paper's continuous averaging, which equals mini-batch SGD on all data
+(Proposition 3). With a `fraction` below 1 it is what the paper compares with as FedAvg: only a
+random part of the nodes is averaged, and the others go on with their own models. (In McMahan's
+FedAvg, our `FedAvg`, only the chosen nodes train at all.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gems_flwr.averaging.synchronisation import Synchronisation
+from gems_flwr.runtime.seeding import generator
+from gems_flwr.server.learner_state import Ledger
+from gems_flwr.server.local_learners import AskForModels, LocalLearners, Replies
+
+
+@dataclass(kw_only=True, eq=False)
+class PeriodicAveraging(LocalLearners):
+    """Average the local models every b rounds.
+
+    Parameters
+    ----------
+    b : int, default 1
+        Rounds between two averagings, at least 1.
+    fraction : float, default 1.0
+        Share of the nodes whose models are averaged, in (0, 1]; at least one node.
+    **learners
+        See `LocalLearners`.
+    """
+
+    b: int = 1
+    fraction: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.fraction <= 1:
+            raise ValueError(f"fraction must be above 0 and at most 1, got {self.fraction}")
+
+    @property
+    def period(self) -> int:
+        """The b of the paper."""
+        return self.b
+
+    def request(
+        self, server_round: int, nodes: Sequence[str], ledger: Ledger
+    ) -> Mapping[str, Mapping[str, Any]]:
+        """Ask the chosen nodes for their models, if an averaging is due."""
+        if server_round % self.b:
+            return {name: {} for name in nodes}
+        count = max(1, int(self.fraction * len(nodes) + 1e-9))
+        rng = generator(self.seed, "average", server_round)
+        chosen = {nodes[i] for i in rng.choice(len(nodes), size=count, replace=False)}
+        return {name: {"send": "always"} if name in chosen else {} for name in nodes}
+
+    def synchronise(
+        self, server_round: int, ledger: Ledger, replies: Replies, ask: AskForModels
+    ) -> Synchronisation:
+        """Average the models that came."""
+        sent = {name: r.arrays for name, r in replies.items() if r.arrays is not None}
+        if not sent:
+            return Synchronisation(ledger.coordinator)
+        weights = [self.weight(replies[name]) for name in sent]
+        full = len(sent) == len(replies)
+        return Synchronisation.of_models(self.rule, ledger.coordinator, sent, weights, full=full)

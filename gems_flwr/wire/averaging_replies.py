@@ -1,0 +1,195 @@
+"""Messages of dynamic averaging, where a model is the exception and a number the rule.
+
+==============  =================================================================
+instruction     ``config`` with ``averaging`` (JSON of an `AveragingRequest`);
+                ``arrays`` only if the node gets a new model, ``reference`` only
+                if it gets a new reference that is not that model
+reply           one MetricRecord with ``num-examples`` and, if asked for,
+                ``squared-distance``; one ArrayRecord only on violation or on
+                request
+reply of a      ``averaging`` (ConfigRecord with ``needs-model``) instead of metrics
+node without
+its state
+==============  =================================================================
+
+Versions make repeated and outdated messages harmless: every model that the server hands out has a
+number, and a request names the numbers of the model and of the reference that the node must have.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import get_args
+
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from gems_flwr.bounds import MAX_EXAMPLES
+from gems_flwr.errors import BadReplyError
+from gems_flwr.typing import Arrays
+from gems_flwr.wire.keys import (
+    ARRAYS,
+    AVERAGING,
+    BATCHES,
+    CONFIG,
+    CORRECT_SHARE_SUM,
+    METRICS,
+    NEEDS_MODEL,
+    REFERENCE,
+    SERVER_ROUND,
+    SQUARED_DISTANCE,
+)
+from gems_flwr.wire.model_replies import pack_name, unpack_metrics_reply, unpack_model_reply
+from gems_flwr.wire.requests import AveragingRequest, Send
+
+_PLAIN = {f.name: f.default for f in fields(AveragingRequest) if f.default is not MISSING}
+
+
+@dataclass(frozen=True)
+class AveragingReply:
+    """A validated reply.
+
+    Parameters
+    ----------
+    needs_model : bool
+        Whether the node has lost its state; then the rest is empty.
+    num_examples : float
+        Samples of this round, above 0.
+    squared_distance : float, optional
+        ‖f − r‖², if it was asked for.
+    arrays : mapping from str to ndarray, optional
+        The local model, if it was sent.
+    metrics : mapping from str to float
+        What else the train handler reported.
+    """
+
+    needs_model: bool = False
+    num_examples: float = 0.0
+    squared_distance: float | None = None
+    arrays: Arrays | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+def ask_for_averaging(
+    content: RecordDict,
+    request: AveragingRequest,
+    model: ArrayRecord | None = None,
+    reference: ArrayRecord | None = None,
+) -> None:
+    """Add a request to an instruction, with a new model and a new reference where there are any."""
+    # What is as it always is need not be sent.
+    said = {key: value for key, value in vars(request).items() if value != _PLAIN.get(key)}
+    config = content[CONFIG]
+    assert isinstance(config, ConfigRecord)
+    config[AVERAGING] = json.dumps(said, separators=(",", ":"))
+    if model is not None:
+        content[ARRAYS] = model
+    if reference is not None:
+        content[REFERENCE] = reference
+
+
+def requested_averaging(content: RecordDict) -> AveragingRequest | None:
+    """Return what the server asks of the local model; None where this is another protocol."""
+    config = content.get(CONFIG)
+    text = config.get(AVERAGING) if isinstance(config, ConfigRecord) else None
+    if not isinstance(text, str):
+        return None
+    said = json.loads(text)
+    request = AveragingRequest(**{**said, "ignore": tuple(said.get("ignore", ()))})
+    if request.send not in get_args(Send):
+        raise ValueError(f"send must be one of {list(get_args(Send))}, got '{request.send}'")
+    return request
+
+
+def take_new_models(content: RecordDict) -> tuple[ArrayRecord | None, ArrayRecord | None]:
+    """Take the new model and the new reference, if any, out of an instruction."""
+    model, reference = content.pop(ARRAYS, None), content.pop(REFERENCE, None)
+    return (
+        model if isinstance(model, ArrayRecord) else None,
+        reference if isinstance(reference, ArrayRecord) else None,
+    )
+
+
+def put_local_model(content: RecordDict, model: ArrayRecord, server_round: int) -> None:
+    """Make an instruction what an ordinary train handler expects: a model and a round."""
+    config = content[CONFIG]
+    assert isinstance(config, ConfigRecord)
+    config[SERVER_ROUND] = server_round
+    content[ARRAYS] = model
+
+
+def pack_needs_model(name: str) -> RecordDict:
+    """Return the reply of a node that has no local model, or not the one that it should have."""
+    return RecordDict({AVERAGING: ConfigRecord({NEEDS_MODEL: True}), **pack_name(name)})
+
+
+def pack_averaging_reply(
+    metrics: Mapping[str, int | float],
+    *,
+    name: str,
+    squared_distance: float | None,
+    model: ArrayRecord | None,
+) -> RecordDict:
+    """Return a reply: the handler's metrics, the distance if asked for, the model if it is due."""
+    record = MetricRecord(dict(metrics))
+    if squared_distance is not None:
+        record[SQUARED_DISTANCE] = float(squared_distance)
+    content = RecordDict({METRICS: record, **pack_name(name)})
+    if model is not None:
+        content[ARRAYS] = model
+    return content
+
+
+def unpack_averaging_reply(
+    content: RecordDict, expected: Arrays, *, measured: bool, must_send: bool
+) -> AveragingReply:
+    """Validate a reply.
+
+    Parameters
+    ----------
+    content : RecordDict
+        What the node sent.
+    expected : mapping from str to ndarray
+        Arrays with the names, shapes and dtypes that a model must have.
+    measured : bool
+        Whether the squared distance was asked for.
+    must_send : bool
+        Whether the model was asked for.
+
+    Raises
+    ------
+    BadReplyError
+        Names the key at fault, what was expected and what came.
+    """
+    note = content.get(AVERAGING)
+    if isinstance(note, ConfigRecord) and note.get(NEEDS_MODEL) is True:
+        return AveragingReply(needs_model=True)
+    arrays: Arrays | None = None
+    if content.array_records:
+        arrays = unpack_model_reply(content, expected).arrays
+    elif must_send:
+        raise BadReplyError("the model was asked for, but none came")
+    reply = unpack_metrics_reply(content)
+    metrics = dict(reply.metrics)
+    distance = metrics.pop(SQUARED_DISTANCE, None)
+    if measured and distance is None:
+        raise BadReplyError(f"metric '{SQUARED_DISTANCE}' is missing or not a single number")
+    if distance is not None and distance < 0:
+        raise BadReplyError(f"metric '{SQUARED_DISTANCE}' is {distance}, expected at least 0")
+    _check_sums(metrics)
+    return AveragingReply(False, reply.num_examples, distance, arrays, metrics)
+
+
+def _check_sums(metrics: Mapping[str, float]) -> None:
+    """Refuse counts that are none: what is summed over the nodes is divided by them."""
+    batches = metrics.get(BATCHES, 1)
+    if not (batches == 0 or 1 <= batches <= MAX_EXAMPLES):
+        raise BadReplyError(
+            f"metric '{BATCHES}' is {batches}, expected 0, or 1 to {MAX_EXAMPLES:g}"
+        )
+    right = metrics.get(CORRECT_SHARE_SUM, 0)
+    if not 0 <= right <= MAX_EXAMPLES:
+        raise BadReplyError(
+            f"metric '{CORRECT_SHARE_SUM}' is {right}, expected 0 to {MAX_EXAMPLES:g}"
+        )

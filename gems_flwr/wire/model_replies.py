@@ -1,0 +1,229 @@
+"""Instructions, and replies that carry a model, metrics or raw examples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from gems_flwr.bounds import (
+    MAX_CLASSES,
+    MAX_EXAMPLES,
+    MAX_METRIC,
+    MAX_NAME_CHARACTERS,
+    MIN_EXAMPLES,
+)
+from gems_flwr.errors import BadReplyError
+from gems_flwr.spaces.checks import shown
+from gems_flwr.typing import Arrays
+from gems_flwr.wire.keys import (
+    ARRAYS,
+    CONFIG,
+    EXAMPLES,
+    FEATURES,
+    LABELS,
+    METRICS,
+    NAME,
+    NODE,
+    NUM_EXAMPLES,
+    RUN_SEED,
+    SECAGG_CONFIGS,
+    SERVER_ROUND,
+)
+from gems_flwr.wire.records import checked_array, checked_step
+
+
+@dataclass(frozen=True)
+class ModelReply:
+    """A validated reply to a train message.
+
+    Parameters
+    ----------
+    arrays : mapping from str to ndarray
+        The trained model: names, shapes and dtypes as sent out, all values finite.
+    num_examples : float
+        How many samples the node trained on, greater than 0.
+    metrics : mapping from str to float
+        The node's other scalar metrics, all finite.
+    """
+
+    arrays: Arrays
+    num_examples: float
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class MetricsReply:
+    """A validated reply to an evaluate message."""
+
+    num_examples: float
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class ExamplesReply:
+    """Raw data that a node was willing to share (the pooled reference run only)."""
+
+    features: NDArray
+    labels: NDArray
+
+
+def pack_instruction(
+    arrays: ArrayRecord | None, config: ConfigRecord, *, server_round: int, seed: int
+) -> RecordDict:
+    """Return the content of one message to one node.
+
+    The config is copied: Flower hands one record to all nodes and changes it in place, which
+    shows every node the last one's values.
+    """
+    own = ConfigRecord(dict(config))
+    own[SERVER_ROUND] = server_round
+    own[RUN_SEED] = seed
+    content = RecordDict({CONFIG: own})
+    if arrays is not None:
+        content[ARRAYS] = arrays
+    return content
+
+
+def instruction_config(content: RecordDict) -> dict[str, object]:
+    """Return the instruction's config as a plain dict (empty where there is none)."""
+    record = content.get(CONFIG)
+    return dict(record) if isinstance(record, ConfigRecord) else {}
+
+
+def pack_model_reply(
+    arrays: ArrayRecord, metrics: Mapping[str, float], *, num_examples: int, name: str
+) -> RecordDict:
+    """Return the content of a reply to a train message."""
+    content = pack_metrics_reply(metrics, num_examples=num_examples, name=name)
+    content[ARRAYS] = arrays
+    return content
+
+
+def pack_metrics_reply(metrics: Mapping[str, float], *, num_examples: int, name: str) -> RecordDict:
+    """Return the content of a reply to an evaluate message."""
+    record = MetricRecord({key: float(value) for key, value in metrics.items()})
+    record[NUM_EXAMPLES] = int(num_examples)
+    return RecordDict({METRICS: record, **pack_name(name)})
+
+
+def pack_examples_reply(features: NDArray, labels: NDArray, *, name: str) -> RecordDict:
+    """Return the content of a reply that shares raw data."""
+    record = ArrayRecord({FEATURES: Array(features), LABELS: Array(labels)})
+    return RecordDict({EXAMPLES: record, **pack_name(name)})
+
+
+def pack_name(name: str) -> RecordDict:
+    """Return the record by which a node says who it is."""
+    return RecordDict({NODE: ConfigRecord({NAME: name})})
+
+
+def unpack_name(content: RecordDict) -> str | None:
+    """Return the name that a node gave itself, or None where it gave none that is usable."""
+    record = content.get(NODE)
+    name = record.get(NAME) if isinstance(record, ConfigRecord) else None
+    if isinstance(name, str) and 0 < len(name) <= MAX_NAME_CHARACTERS and name.isprintable():
+        return name
+    return None
+
+
+def is_masked(content: RecordDict) -> bool:
+    """Return whether Flower's SecAgg+ mod made a reply: its arrays are masks, not a model."""
+    return SECAGG_CONFIGS in content
+
+
+def unpack_model_reply(content: RecordDict, expected: Arrays) -> ModelReply:
+    """Validate a reply to a train message.
+
+    Parameters
+    ----------
+    content : RecordDict
+        What the node sent.
+    expected : mapping from str to ndarray
+        Arrays with the names, shapes and dtypes that the reply must have.
+
+    Raises
+    ------
+    BadReplyError
+        Names the key at fault, what was expected and what came.
+    """
+    record = _only_array_record(content)
+    missing = sorted(expected.keys() - record.keys())
+    surplus = sorted(record.keys() - expected.keys())
+    if missing or surplus:
+        raise BadReplyError(
+            f"the model's arrays do not fit: missing {missing or 'none'}, "
+            f"not expected {surplus or 'none'}"
+        )
+    # The sender's order of keys does not matter; ours does.
+    arrays = {
+        key: checked_step(
+            checked_array(record[key], key, template.shape, template.dtype), template, key
+        )
+        for key, template in expected.items()
+    }
+    metrics = unpack_metrics_reply(content)
+    return ModelReply(arrays, metrics.num_examples, metrics.metrics)
+
+
+def unpack_metrics_reply(content: RecordDict) -> MetricsReply:
+    """Validate the metrics of a reply; see `unpack_model_reply`."""
+    records = list(content.metric_records.values())
+    if len(records) != 1:
+        raise BadReplyError(f"expected one MetricRecord, got {len(records)}")
+    metrics: dict[str, float] = {}
+    for key, value in records[0].items():
+        if isinstance(value, list):
+            continue  # no strategy here averages lists; the node may keep them for itself
+        # Compared before anything else: an integer of 400 digits has no float.
+        if not -MAX_METRIC <= value <= MAX_METRIC:
+            unlimited = isinstance(value, float) and not math.isfinite(value)
+            wanted = "a finite number" if unlimited else f"at most {MAX_METRIC:g}"
+            raise BadReplyError(f"metric '{key}' is {shown(value)}, expected {wanted}")
+        metrics[key] = value
+    num_examples = metrics.pop(NUM_EXAMPLES, None)
+    if num_examples is None:
+        raise BadReplyError(f"metric '{NUM_EXAMPLES}' is missing or not a single number")
+    if num_examples < MIN_EXAMPLES:
+        raise BadReplyError(f"metric '{NUM_EXAMPLES}' is {num_examples}, expected more than 0")
+    if num_examples > MAX_EXAMPLES:
+        raise BadReplyError(
+            f"metric '{NUM_EXAMPLES}' is {num_examples:g}, expected at most {MAX_EXAMPLES:g}"
+        )
+    return MetricsReply(num_examples, metrics)
+
+
+def unpack_examples_reply(
+    content: RecordDict, input_shape: tuple[int, ...], classes: int = MAX_CLASSES
+) -> ExamplesReply:
+    """Validate shared raw data: rows of `input_shape` with one label each, below `classes`."""
+    record = content.get(EXAMPLES)
+    if not isinstance(record, ArrayRecord) or record.keys() != {FEATURES, LABELS}:
+        raise BadReplyError(
+            f"expected an ArrayRecord '{EXAMPLES}' with '{FEATURES}' and '{LABELS}'"
+        )
+    features = checked_array(record[FEATURES], FEATURES)
+    labels = checked_array(record[LABELS], LABELS)
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise BadReplyError(
+            f"labels must be one row of integers, got {labels.dtype} {labels.shape}"
+        )
+    if labels.size and not (labels.min() >= 0 and labels.max() < classes):
+        raise BadReplyError(
+            f"labels must be from 0 to {classes - 1}, got {labels.min()} to {labels.max()}"
+        )
+    if features.shape != (len(labels), *input_shape):
+        raise BadReplyError(
+            f"features have shape {features.shape}, expected {(len(labels), *input_shape)}"
+        )
+    return ExamplesReply(features, labels)
+
+
+def _only_array_record(content: RecordDict) -> ArrayRecord:
+    records = list(content.array_records.values())
+    if len(records) != 1:
+        raise BadReplyError(f"expected one ArrayRecord with the model, got {len(records)}")
+    return records[0]

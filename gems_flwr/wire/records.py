@@ -1,0 +1,149 @@
+"""JSON that somebody else wrote.
+
+Arrays in and out of Flower's records, and the checks on arrays that somebody else sent.
+
+How large a message is and which round it belongs to: what the meter asks.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, RecordDict
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from gems_flwr.bounds import MAX_JSON_CHARACTERS, MAX_NPY_HEADER_BYTES, MAX_STEP, MAX_VALUE
+from gems_flwr.errors import BadReplyError
+from gems_flwr.spaces.checks import shown
+from gems_flwr.typing import Arrays
+from gems_flwr.wire.keys import SERVER_ROUND
+
+
+def read_json(text: object, key: str) -> dict[str, Any]:
+    """Return the JSON object in a text of a reply.
+
+    Parameters
+    ----------
+    text : object
+        What the reply has under the key.
+    key : str
+        Name to blame in the error.
+
+    Raises
+    ------
+    BadReplyError
+        If it is no text, too long, no JSON, or no object.
+    """
+    if not isinstance(text, str) or len(text) > MAX_JSON_CHARACTERS:
+        raise BadReplyError(f"'{key}' must hold a JSON text of at most {MAX_JSON_CHARACTERS:,}")
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError
+        raise BadReplyError(f"'{key}' holds no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise BadReplyError(f"'{key}' must hold a JSON object, got {shown(value)}")
+    return value
+
+
+def to_numpy(record: ArrayRecord) -> dict[str, NDArray]:
+    """Return an ArrayRecord's arrays as numpy arrays."""
+    return {name: array.numpy() for name, array in record.items()}
+
+
+def to_record(arrays: Arrays) -> ArrayRecord:
+    """Return numpy arrays as an ArrayRecord."""
+    return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
+
+
+def checked_array(
+    array: Array,
+    key: str,
+    shape: tuple[int, ...] | None = None,
+    dtype: np.dtype | None = None,
+) -> NDArray:
+    """Return the numpy array if it is what it claims to be, what was asked for, and finite."""
+    if shape is not None and dtype is not None:
+        limit = math.prod(shape) * dtype.itemsize + MAX_NPY_HEADER_BYTES
+        if len(array.data) > limit:
+            raise BadReplyError(f"array '{key}' has {len(array.data)} bytes, expected <= {limit}")
+    try:
+        _check_header(array.data)
+        value = array.numpy()
+    except Exception as error:  # numpy raises many kinds on bytes that are no array
+        raise BadReplyError(f"array '{key}' cannot be read: {error}") from error
+    if shape is not None and value.shape != shape:
+        raise BadReplyError(f"array '{key}' has shape {value.shape}, expected {shape}")
+    if dtype is not None and value.dtype != dtype:
+        raise BadReplyError(f"array '{key}' has dtype {value.dtype}, expected {dtype}")
+    if value.dtype.kind not in "fiub":
+        raise BadReplyError(f"array '{key}' has dtype {value.dtype}, expected numbers")
+    if value.dtype.kind == "f" and not np.isfinite(value).all():
+        raise BadReplyError(f"array '{key}' holds NaN or infinity")
+    if largest(value) > MAX_VALUE:
+        raise BadReplyError(f"array '{key}' holds values above {MAX_VALUE:g}")
+    return value
+
+
+def checked_step(value: NDArray, sent: NDArray, key: str) -> NDArray:
+    """Return a trained array if it is not absurdly far from the one that training began with."""
+    # Only what is large itself can be far, unless the model that was sent is absurd already.
+    if largest(value) > MAX_STEP and largest(value.astype(np.float64) - sent) > MAX_STEP:
+        raise BadReplyError(f"array '{key}' is more than {MAX_STEP:g} from what was sent")
+    return value
+
+
+def largest(value: NDArray) -> float:
+    """Return the largest absolute value of floating-point numbers; 0 for others, or for none."""
+    return float(np.abs(value).max(initial=0)) if value.dtype.kind == "f" else 0.0
+
+
+def _check_header(data: bytes) -> None:
+    """Refuse bytes whose header promises more than follows: numpy would allocate it first."""
+    stream = BytesIO(data)
+    version = npy.read_magic(stream)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, _, dtype = read(stream)
+    promised = math.prod(shape) * dtype.itemsize
+    if promised > len(data):
+        raise ValueError(f"its header promises {promised} bytes, {len(data)} came")
+
+
+def payload_bytes(content: RecordDict) -> int:
+    """Return the payload of a message in bytes, as Flower's `count_bytes` counts it.
+
+    Numbers count 8 bytes, booleans 1, arrays their serialised form with its header. Unlike
+    `count_bytes` it accepts empty strings and lists, and counts text by its UTF-8 length.
+    """
+    total = 0
+    for record in content.values():
+        if isinstance(record, ArrayRecord):
+            total += record.count_bytes()
+        else:
+            total += sum(len(key) + _value_bytes(value) for key, value in record.items())
+    return total
+
+
+def _value_bytes(value: object) -> int:
+    if isinstance(value, list):
+        return sum(_value_bytes(item) for item in value)
+    if isinstance(value, bool):
+        return 1
+    if isinstance(value, str):
+        return len(value.encode())
+    if isinstance(value, bytes):
+        return len(value)
+    return 8
+
+
+def instruction_round(content: RecordDict) -> int | None:
+    """Return the round that a message belongs to, where it says so."""
+    for record in content.config_records.values():
+        server_round = record.get(SERVER_ROUND)
+        if isinstance(server_round, int) and not isinstance(server_round, bool):
+            return server_round
+    return None

@@ -1,0 +1,248 @@
+"""All nodes of a stream in one tensor: a backend for protocols of local learners, without a client.
+
+Where a hundred nodes take a step of a small model each, nearly all of the time goes into carrying
+messages to and from them. This grid takes the server's messages as they are, and answers as the
+nodes would, but trains all models at once: their weights lie side by side in one tensor, a batched
+forward and backward pass gives every model the gradient of its own batch, and the optimisers, which
+work number by number, do not notice. Strategies, messages, byte counts and files are those of the
+other backends; up to rounding, so are the losses (a test compares them).
+
+What it cannot do is said at once: it is for streams with equal batch sizes and models without
+buffers, and for strategies whose models live on the nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
+from uuid import uuid4
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, Message
+from flwr.clientapp import ClientApp
+from torch import nn
+from torch.func import functional_call, vmap
+from torch.nn import functional as F
+
+from gems_flwr.runtime.inprocess_grid import InProcessGrid
+from gems_flwr.runtime.seeding import derive_seed
+from gems_flwr.typing import Arrays
+from gems_flwr.wire.averaging_replies import (
+    pack_averaging_reply,
+    requested_averaging,
+    take_new_models,
+)
+from gems_flwr.wire.keys import BATCHES, CORRECT_SHARE_SUM, LOSS_SUM, NUM_EXAMPLES, SERVER_ROUND
+from gems_flwr.wire.model_replies import instruction_config
+from gems_flwr.wire.records import to_numpy, to_record
+from gems_flwr.wire.requests import AveragingRequest
+from simulations.config import ConfigError
+from simulations.experiment.experiment import Experiment, add_noise
+from simulations.experiment.training import make_optimizer, seeded
+
+Tensors = dict[str, torch.Tensor]
+
+
+class LockstepGrid(InProcessGrid):
+    """A grid whose nodes train together; see the module's docstring.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Data, streams and model.
+
+    Raises
+    ------
+    ConfigError
+        If the config has something that this backend cannot do.
+    """
+
+    def __init__(self, experiment: Experiment) -> None:
+        config = experiment.config
+        super().__init__(ClientApp(), config.nodes)
+        self._experiment = experiment
+        self._model = experiment.build_model()
+        _check(experiment, self._model)
+        self._waiting: dict[str, Message] = {}
+        self._numbers = {
+            node: cast(int, each["partition-id"]) for node, each in self._configs.items()
+        }
+        count = config.nodes
+        self._weights = {
+            name: weight.detach().expand(count, *weight.shape).clone().requires_grad_()
+            for name, weight in self._model.named_parameters()
+        }
+        self._optimizer = make_optimizer(
+            cast(list[nn.Parameter], list(self._weights.values())), config.train_options
+        )
+        self._references: list[Tensors] = [{}] * count
+        self._metrics: list[Mapping[str, float]] = [{}] * count
+        self._round = 0
+
+    # --- the grid -------------------------------------------------------------------------------
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Take messages as they are, without copying them."""
+        message_ids = []
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = str(uuid4())
+            self._waiting[message.metadata.message_id] = message
+            message_ids.append(message.metadata.message_id)
+        return message_ids
+
+    def collect(self, message_ids: Iterable[str], *, timeout: float | None) -> Iterator[Message]:
+        """Yield the replies of all nodes, after one common step."""
+        wanted = set(message_ids)
+        chosen = [key for key in self._waiting if key in wanted]
+        messages = [self._waiting.pop(key) for key in chosen]
+        requests = [_request(message) for message in messages]
+        for message, request in zip(messages, requests, strict=True):
+            self._take_new_models(message, request)
+        steps = {request.steps for request in requests} - {0}
+        if steps:
+            self._train(messages, *steps)
+        distances = self._distances(requests)
+        for message, request in zip(messages, requests, strict=True):
+            yield self._reply(message, request, distances)
+
+    def _take_new_models(self, message: Message, request: AveragingRequest) -> None:
+        number = self._number(message)
+        model, reference = take_new_models(message.content)
+        if model is not None:
+            tensors = self._tensors(model)
+            with torch.no_grad():
+                for name, weight in self._weights.items():
+                    weight[number] = tensors[name]
+            if request.adopt:
+                self._references[number] = tensors
+        if reference is not None:
+            self._references[number] = self._tensors(reference)
+
+    def _tensors(self, record: ArrayRecord) -> Tensors:
+        # One average goes to many nodes as the same record: it is read once.
+        if getattr(self, "_last_record", None) is not record:
+            self._last_record = record
+            self._last_tensors = {k: torch.from_numpy(a) for k, a in to_numpy(record).items()}
+        return self._last_tensors
+
+    def _reply(
+        self, message: Message, request: AveragingRequest, distances: Sequence[float]
+    ) -> Message:
+        number = self._number(message)
+        measured = request.measure or request.send == "violated"
+        due = request.send == "always" or (
+            request.send == "violated" and distances[number] > request.delta
+        )
+        model = to_record(self._arrays(number)) if due else None
+        content = pack_averaging_reply(
+            self._metrics[number],
+            name=str(number),
+            squared_distance=distances[number] if measured else None,
+            model=model,
+        )
+        reply = Message(content, reply_to=message)
+        reply.metadata.__dict__["_message_id"] = str(uuid4())
+        return reply
+
+    def _number(self, message: Message) -> int:
+        return self._numbers[message.metadata.dst_node_id]
+
+    def _arrays(self, number: int) -> Arrays:
+        return {name: w[number].detach().numpy().copy() for name, w in self._weights.items()}
+
+    # --- the nodes ------------------------------------------------------------------------------
+
+    def _train(self, messages: Sequence[Message], steps: int) -> None:
+        config = self._experiment.config
+        if len(messages) != config.nodes:
+            raise ConfigError("backend=lockstep needs all nodes to train in every round")
+        last = cast(int, instruction_config(messages[0].content)[SERVER_ROUND])
+        batches = config.stream.batches_per_round or 1
+        if last == steps and config.stream.initial_noise:
+            self._add_noise()
+        losses, correct = np.zeros(config.nodes), np.zeros(config.nodes)
+        seed = derive_seed(config.seed, "lockstep", last)
+        with seeded(seed, torch.device("cpu")):
+            for number in range((last - steps) * batches + 1, last * batches + 1):
+                loss, right = self._step(number)
+                losses += loss
+                correct += right
+        count = steps * batches
+        self._metrics = [
+            {
+                NUM_EXAMPLES: count * self._experiment.stream.sizes[node],
+                LOSS_SUM: float(losses[node]),
+                CORRECT_SHARE_SUM: float(correct[node]),
+                BATCHES: float(count),
+            }
+            for node in range(config.nodes)
+        ]
+
+    def _step(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Take one step of all nodes; return each one's loss and accuracy before it."""
+        stream, scale = self._experiment.stream, self._experiment.dataset.scale
+        drawn = [stream.batch(node, number) for node in range(self._experiment.config.nodes)]
+        inputs = torch.from_numpy(np.stack([x for x, _ in drawn])).to(torch.float32) * scale
+        targets = torch.from_numpy(np.stack([y for _, y in drawn]))
+        self._model.train()
+        logits = vmap(self._predict, randomness="different")(self._weights, inputs)
+        losses = (
+            F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+            .view_as(targets)
+            .mean(1)
+        )
+        self._optimizer.zero_grad()
+        losses.sum().backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        right = (logits.detach().argmax(2) == targets).float().mean(1)
+        return losses.detach().double().numpy(), right.double().numpy()
+
+    def _predict(self, weights: Tensors, inputs: torch.Tensor) -> Any:
+        return functional_call(self._model, weights, (inputs,))
+
+    def _distances(self, requests: Sequence[AveragingRequest]) -> list[float]:
+        if not any(r.measure or r.send == "violated" for r in requests):
+            return [0.0] * len(self._references)
+        sums = torch.zeros(len(self._references), dtype=torch.float64)
+        with torch.no_grad():
+            for reference in {id(r): r for r in self._references}.values():
+                rows = [i for i, r in enumerate(self._references) if r is reference]
+                for name, weight in self._weights.items():
+                    chosen = weight if len(rows) == len(weight) else weight[rows]
+                    gap = (chosen - reference[name]).flatten(1)
+                    sums[rows] += (gap * gap).sum(1).double()
+        return [float(each) for each in sums]
+
+    def _add_noise(self) -> None:
+        config = self._experiment.config
+        for node in range(config.nodes):
+            model = self._experiment.build_model()
+            add_noise(
+                model,
+                config.stream.initial_noise,
+                derive_seed(config.seed, "train", 1, str(node)),
+            )
+            with torch.no_grad():
+                for name, weight in model.named_parameters():
+                    self._weights[name][node] = weight
+
+
+def _request(message: Message) -> AveragingRequest:
+    request = requested_averaging(message.content)
+    if request is None:
+        raise ConfigError(
+            "backend=lockstep is for strategies whose models live on the nodes: "
+            "dynamic, periodic, nosync"
+        )
+    return request
+
+
+def _check(experiment: Experiment, model: nn.Module) -> None:
+    stream = experiment.config.stream
+    if not stream.is_on:
+        raise ConfigError("backend=lockstep needs a stream: set stream.batches_per_round")
+    if stream.rate_spread:
+        raise ConfigError("backend=lockstep needs equal batches: set stream.rate_spread=0")
+    if list(model.buffers()):
+        raise ConfigError("backend=lockstep needs a model without buffers")

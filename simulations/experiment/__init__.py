@@ -1,0 +1,1 @@
+"""One run: its data, models and training, its execution, its progress bar."""

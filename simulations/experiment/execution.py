@@ -1,0 +1,239 @@
+"""One run from start to files: what every backend does once it has a grid.
+
+A run's folder holds ``result.json``, ``rounds.jsonl``, ``config.yaml`` (resolved),
+``partition.json``, ``model.safetensors``, and the checkpoint while the run is not finished. One run
+at a time owns it. What a folder holds is never thrown away because it cannot be read: the error
+says what is strange about it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from flwr.serverapp import Grid
+from omegaconf import OmegaConf
+from safetensors.numpy import save
+
+from gems_flwr.disk.faults import disk_faults
+from gems_flwr.disk.files import write_atomically
+from gems_flwr.disk.lock import hold_folder, make_folder
+from gems_flwr.errors import CheckpointError
+from gems_flwr.runtime.checkpoint import CheckpointFolder
+from gems_flwr.server.settings import Callback
+from gems_flwr.server.state import RunResult
+from gems_flwr.wire.keys import BATCHES, LOSS_SUM
+from gems_flwr.wire.records import to_numpy
+from simulations.config import RunConfig, variant_of
+from simulations.experiment.experiment import Experiment
+from simulations.experiment.training import torch_threads
+
+RESULT = "result.json"
+CONFIG = "config.yaml"
+# What others read off a result without asking whether it is there.
+_NUMBERS = ("accuracy", "loss", "nodes", "rounds", "bytes_up", "bytes_down")
+
+
+def finished_result(config: RunConfig, folder: Path) -> dict[str, Any] | None:
+    """Return the result of an earlier run of the same config in this folder, if there is one.
+
+    Raises
+    ------
+    CheckpointError
+        If there is a file of that name that holds no result.
+    DiskError
+        If it cannot be read.
+    """
+    path = folder / RESULT
+    with disk_faults(f"read {path}"):
+        if not path.exists():
+            return None
+        data = path.read_bytes()
+    try:
+        result = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise _strange(path, f"it is not JSON ({error})") from error
+    if not isinstance(result, dict) or not isinstance(result.get("details"), dict):
+        kind = "an object without 'details'" if isinstance(result, dict) else _kind(result)
+        raise _strange(path, f"it is {kind}, expected an object with 'details'")
+    if result["details"].get("fingerprint") != config.fingerprint():
+        return None
+    for key in _NUMBERS:
+        if not isinstance(result.get(key, ""), int | float | None):
+            raise _strange(path, f"its '{key}' is no number")
+    return result
+
+
+def _strange(path: Path, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path} is not the result of a run: {what}; move it away, or start afresh with fresh=true"
+    )
+
+
+def _kind(value: object) -> str:
+    kinds = {list: "a list", str: "a text", bool: "a boolean", type(None): "null"}
+    return kinds.get(type(value), "a number")
+
+
+def prepare(config: RunConfig, folder: Path) -> None:
+    """Make the folder ready: nothing of another config, or of a run to be repeated, stays.
+
+    Raises
+    ------
+    CheckpointError
+        If there is a checkpoint, and no telling whether it belongs to this config.
+    DiskError
+        If the folder cannot be written to.
+    """
+    make_folder(folder)
+    before, saved = folder / CONFIG, CheckpointFolder(folder)
+    if config.fresh or (before.exists() and _is_other(config, before, saved)):
+        saved.clear()
+    with disk_faults(f"remove {folder / RESULT}"):
+        (folder / RESULT).unlink(missing_ok=True)
+    resolved = OmegaConf.to_yaml(OmegaConf.create(asdict(config)))
+    write_atomically(before, resolved.encode())
+
+
+def _is_other(config: RunConfig, path: Path, saved: CheckpointFolder) -> bool:
+    """Return whether the config that an earlier run wrote differs in what changes the result."""
+    try:
+        values: Any = OmegaConf.to_container(OmegaConf.load(path))
+        return RunConfig.from_json(json.dumps(values)).fingerprint() != config.fingerprint()
+    except Exception as error:  # YAML, OmegaConf and our own checks raise many kinds
+        if saved.is_empty():
+            return True
+        reason = " ".join(str(error).split())
+        raise CheckpointError(
+            f"{path} is not the config of a run ({type(error).__name__}: {reason}), so there is no "
+            f"telling whether the checkpoint beside it belongs to this one; restore it, or start "
+            "afresh with fresh=true"
+        ) from error
+
+
+def run_server(
+    experiment: Experiment,
+    grid: Grid,
+    folder: Path,
+    callbacks: Sequence[Callback] = (),
+    *,
+    simulated: bool = True,
+) -> dict[str, Any]:
+    """Run the experiment's strategy on a grid and write the folder's files.
+
+    Parameters
+    ----------
+    experiment, grid, folder, callbacks
+        What to run, where, and who is told.
+    simulated : bool, default True
+        Whether the nodes are those of a simulation, which may be asked for what real ones refuse.
+
+    Returns
+    -------
+    dict
+        What `result.json` holds.
+
+    Raises
+    ------
+    FolderInUseError
+        If another run works in the folder.
+    CheckpointError, DiskError
+        If the folder holds something strange, or cannot be written to.
+    """
+    with hold_folder(folder):
+        return _run_server(experiment, grid, folder, callbacks, simulated)
+
+
+def _run_server(
+    experiment: Experiment,
+    grid: Grid,
+    folder: Path,
+    callbacks: Sequence[Callback],
+    simulated: bool,
+) -> dict[str, Any]:
+    config = experiment.config
+    prepare(config, folder)
+    started = time.perf_counter()
+    counts = experiment.label_counts()
+    write_atomically(folder / "partition.json", json.dumps(counts).encode())
+    strategy = experiment.strategy(folder, callbacks, simulated=simulated)
+    # The server's own mathematics is rounded differently on another number of threads, too.
+    with torch_threads(config.backend.threads):
+        result = strategy.start(
+            grid=grid,
+            initial_arrays=experiment.initial_arrays(),
+            num_rounds=config.rounds,
+            timeout=config.timeout,
+            evaluate_fn=lambda number, arrays: (
+                experiment.evaluate(strategy, arrays, number)
+                if number % config.evaluate_every == 0 or number == config.rounds
+                else None
+            ),
+        )
+    if drifts := experiment.drift_rounds():
+        result.details["drifts"] = drifts
+    summary = summarise(config, result, seconds=time.perf_counter() - started)
+    model = to_numpy(result.arrays)
+    write_atomically(folder / "model.safetensors", save(model))
+    write_atomically(folder / RESULT, json.dumps(summary, indent=2).encode())
+    # Everything in it stands in the other files now.
+    CheckpointFolder(folder).clear()
+    return summary
+
+
+def summarise(config: RunConfig, result: RunResult, *, seconds: float) -> dict[str, Any]:
+    """Return what `result.json` holds."""
+    last, traffic = result.history[-1], result.traffic
+    details = {
+        "fingerprint": config.fingerprint(),
+        "stopped_because": result.stopped_because,
+        "balanced_accuracy": last.metric("balanced_accuracy"),
+        "failures": [{"round": number, **asdict(each)} for number, each in result.failures],
+        **_stream_losses(result),
+        **_accuracies(result),
+        **result.details,
+    }
+    # Variants of a strategy are rows of their own in a report.
+    variant = variant_of(config)
+    if config.label is not None or variant:
+        details["label"] = config.label or f"{config.names['strategy']} {variant}"
+    return {
+        **{group: config.names[group] for group in ("strategy", "dataset", "partition", "model")},
+        "seed": config.seed,
+        "nodes": config.nodes,
+        "rounds": last.round,
+        "accuracy": last.metric("accuracy"),
+        "loss": last.metric("loss"),
+        "bytes_up": traffic.bytes_up,
+        "bytes_down": traffic.bytes_down,
+        "messages": traffic.messages_up + traffic.messages_down,
+        "seconds": seconds,
+        "nodes_failed": len({failure.node for _, failure in result.failures}),
+        "details": details,
+    }
+
+
+def _stream_losses(result: RunResult) -> dict[str, float]:
+    """Return the cumulative loss of a strategy that keeps no account of it, such as FedAvg.
+
+    Its records hold means over the nodes that trained, which are turned into sums again.
+    """
+    sums = {"cumulative_loss": LOSS_SUM, "batches": BATCHES}
+    trained = [r for r in result.history if LOSS_SUM in r.train_metrics]
+    return {
+        name: sum(r.train_metrics[key] * len(r.nodes_answered) for r in trained)
+        for name, key in sums.items()
+        if trained
+    }
+
+
+def _accuracies(result: RunResult) -> dict[str, dict[str, float]]:
+    """Return the accuracy of each model, where there are several."""
+    prefix = "accuracy/"
+    metrics = result.history[-1].server_metrics
+    by_model = {k.removeprefix(prefix): v for k, v in metrics.items() if k.startswith(prefix)}
+    return {"accuracies": by_model} if by_model else {}

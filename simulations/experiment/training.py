@@ -1,0 +1,328 @@
+"""Local training and prediction: a plain loop over batches, quick on one CPU thread.
+
+A node's examples are turned into one tensor per call, and batches are rows of it. With models of a
+few thousand weights this is several times as fast as a `torch.utils.data.DataLoader`, whose cost
+per example would be most of the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional as F
+
+from simulations.data.examples import Examples
+
+OPTIMIZERS = ("adam", "sgd", "rmsprop")
+"""What `TrainOptions.optimizer` can be."""
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """How a node trains; the defaults are the GEMS paper's (Appendix B.3) for one epoch.
+
+    Parameters
+    ----------
+    optimizer : str
+        ``"adam"``, ``"sgd"`` or ``"rmsprop"``.
+    lr : float
+        Learning rate, above 0.
+    momentum : float
+        0 ≤ momentum < 1, for ``sgd`` and ``rmsprop``; Adam has its own and wants 0 here.
+    batch_size : int
+        Examples per step, at least 1. The last batch of an epoch may be smaller.
+    epochs : int
+        The most passes over the data, at least 1.
+    patience : int or None
+        Stop when the training accuracy has not risen for this many epochs (at least 1);
+        None never stops early.
+    weight_decay : float
+        L2 penalty, at least 0.
+    output_epochs : int or None
+        Passes over the data, without early stopping, where the output layer alone is trained
+        for ``strategy=gems_layerwise``, at least 1; None: like the rest.
+    subclasses : int
+        Clusters into which a node cuts each of its classes while it trains hidden layers for
+        ``strategy=gems_layerwise``, at least 1; see `gems_flwr.networks.subclasses.split_classes`.
+
+    Raises
+    ------
+    ValueError
+        If an option is out of range.
+    """
+
+    optimizer: str = "adam"
+    lr: float = 1e-3
+    momentum: float = 0.0
+    batch_size: int = 32
+    epochs: int = 1
+    patience: int | None = None
+    weight_decay: float = 0.0
+    subclasses: int = 1
+    output_epochs: int | None = None
+
+    def __post_init__(self) -> None:
+        rules = {
+            "optimizer": (self.optimizer in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}"),
+            "lr": (0 < self.lr < float("inf"), "a number above 0"),
+            "momentum": (0 <= self.momentum < 1, "in [0, 1)"),
+            "batch_size": (_is_count(self.batch_size), "a whole number of at least 1"),
+            "epochs": (_is_count(self.epochs), "a whole number of at least 1"),
+            "patience": (
+                self.patience is None or _is_count(self.patience),
+                "a whole number of at least 1, or null",
+            ),
+            "subclasses": (_is_count(self.subclasses), "a whole number of at least 1"),
+            "output_epochs": (
+                self.output_epochs is None or _is_count(self.output_epochs),
+                "a whole number of at least 1, or null",
+            ),
+            "weight_decay": (0 <= self.weight_decay < float("inf"), "a number of at least 0"),
+        }
+        for option, (holds, allowed) in rules.items():
+            if not holds:
+                raise ValueError(f"{option} must be {allowed}, got {getattr(self, option)!r}")
+        if self.optimizer == "adam" and self.momentum != 0:
+            raise ValueError(f"momentum must be 0 with optimizer adam, got {self.momentum}")
+
+
+def fit(
+    model: nn.Module,
+    examples: Examples,
+    *,
+    scale: float,
+    options: TrainOptions,
+    seed: int,
+    device: str = "cpu",
+    threads: int = 1,
+) -> dict[str, float]:
+    """Train a model in place with cross entropy.
+
+    The result depends on the arguments only, not on the global random state, which is left as it
+    was. (PyTorch draws dropout from that state, so two calls must not run at once in threads of
+    one process.) Weights that do not require gradients stay as they are. The model returns to the
+    device and the training or evaluation mode that it came with.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Maps a batch to logits.
+    examples : Examples
+        The node's training part, at least one.
+    scale : float
+        Factor of the stored features, as in `simulations.data.examples.Dataset`.
+    options : TrainOptions
+        Optimiser and stopping.
+    seed : int
+        Decides the order of examples and dropout; at least 0.
+    device : str
+        ``"cpu"``, or ``"cuda"`` where there is one.
+    threads : int
+        CPU threads, at least 1. Sums are divided among threads, so the same seed gives the same
+        bits only for the same number; one is also the quickest for small models.
+
+    Returns
+    -------
+    dict of str to float
+        ``train_loss`` and ``train_accuracy``, means over the last epoch as it went (with dropout,
+        and with the weights of each step), and ``epochs``, the number run.
+
+    Raises
+    ------
+    ValueError
+        If there are no examples or no trainable weights, the device is not there, or ``threads`` is
+        below 1.
+    """
+    if len(examples) == 0:
+        raise ValueError("training needs at least one example, got none")
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    if not weights:
+        raise ValueError("training needs at least one weight that requires gradients, got none")
+    # Two streams, so that the order of examples does not change with the dropout rate.
+    shuffle_seed, dropout_seed = (int(s) for s in np.random.SeedSequence(seed).generate_state(2))
+    shuffler = torch.Generator().manual_seed(shuffle_seed)
+    where = _checked_device(device)
+    loss = accuracy = 0.0
+    best, stale, epochs = -1.0, 0, 0
+    with (
+        torch_threads(threads),
+        placed(model, where, training=True),
+        seeded(dropout_seed, where),
+    ):
+        inputs, targets = tensors(examples, scale=scale, device=where)
+        optimizer = make_optimizer(weights, options)
+        while epochs < options.epochs:
+            order = torch.randperm(len(targets), generator=shuffler).to(where)
+            loss, accuracy = _epoch(model, optimizer, inputs, targets, order, options.batch_size)
+            epochs += 1
+            stale = 0 if accuracy > best else stale + 1
+            best = max(best, accuracy)
+            if options.patience is not None and stale >= options.patience:
+                break
+    return {"train_loss": loss, "train_accuracy": accuracy, "epochs": float(epochs)}
+
+
+def probabilities(
+    model: nn.Module,
+    examples: Examples,
+    *,
+    scale: float,
+    batch_size: int = 4096,
+    device: str = "cpu",
+    threads: int = 1,
+) -> NDArray[np.float64]:
+    """Predict the class probabilities of every example, without dropout.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Maps a batch to logits. It returns to the device and mode that it came with.
+    examples : Examples
+        What to predict; may be empty.
+    scale : float
+        Factor of the stored features, as in `simulations.data.examples.Dataset`.
+    batch_size : int
+        Examples at once, at least 1; bounds the memory, does not change the result.
+    device : str
+        ``"cpu"``, or ``"cuda"`` where there is one.
+    threads : int
+        CPU threads, at least 1. Sums are divided among threads, so the same seed gives the same
+        bits only for the same number; one is also the quickest for small models.
+
+    Returns
+    -------
+    np.ndarray
+        One row per example, one column per class; rows sum to 1.
+
+    Raises
+    ------
+    ValueError
+        If ``batch_size`` or ``threads`` is below 1, or the device is not there.
+    """
+    if not _is_count(batch_size):
+        raise ValueError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
+    where = _checked_device(device)
+    rows = []
+    with torch_threads(threads), placed(model, where, training=False), torch.inference_mode():
+        # One batch even if there are no examples: it tells the number of classes.
+        for start in range(0, max(1, len(examples)), batch_size):
+            inputs = _features(examples.features[start : start + batch_size], scale).to(where)
+            # Softmax in double: in single precision rows sum to 1 only to about 1e-7.
+            rows.append(torch.softmax(model(inputs).double(), dim=1).cpu().numpy())
+    return np.concatenate(rows)
+
+
+def tensors(
+    examples: Examples, *, scale: float, device: str | torch.device = "cpu"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the scaled features (float32) and the labels (int64) as tensors of their own."""
+    labels = torch.from_numpy(examples.labels.copy())
+    return _features(examples.features, scale).to(device), labels.to(device)
+
+
+def _features(features: NDArray[np.generic], scale: float) -> torch.Tensor:
+    # astype copies, so the tensor may be changed although stored features are read-only.
+    return torch.from_numpy(features.astype(np.float32)).mul_(scale)
+
+
+def _epoch(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+    order: torch.Tensor,
+    batch_size: int,
+) -> tuple[float, float]:
+    """Run one pass over the examples; return its mean loss and accuracy."""
+    # Sums stay tensors until the end: reading a number each step would stall a GPU.
+    loss_sum = torch.zeros((), dtype=torch.float64, device=inputs.device)
+    correct = torch.zeros((), dtype=torch.int64, device=inputs.device)
+    for batch in torch.split(order, batch_size):
+        labels = targets[batch]
+        logits = model(inputs[batch])
+        loss = F.cross_entropy(logits, labels)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        with torch.no_grad():
+            loss_sum += loss * len(batch)
+            correct += (logits.argmax(1) == labels).sum()
+    return float(loss_sum) / len(order), int(correct) / len(order)
+
+
+def make_optimizer(weights: list[nn.Parameter], options: TrainOptions) -> torch.optim.Optimizer:
+    """Return the optimiser that the options name, without any state yet."""
+    # One fused kernel per step instead of a dozen small ones; RMSprop has none.
+    if options.optimizer == "adam":
+        return torch.optim.Adam(
+            weights, lr=options.lr, weight_decay=options.weight_decay, fused=True
+        )
+    if options.optimizer == "sgd":
+        return torch.optim.SGD(
+            weights,
+            lr=options.lr,
+            momentum=options.momentum,
+            weight_decay=options.weight_decay,
+            fused=True,
+        )
+    return torch.optim.RMSprop(
+        weights, lr=options.lr, momentum=options.momentum, weight_decay=options.weight_decay
+    )
+
+
+@contextmanager
+def placed(model: nn.Module, device: torch.device, *, training: bool) -> Iterator[None]:
+    """Put a model on a device and in a mode, and back afterwards, module by module."""
+    home = next((weight.device for weight in model.parameters()), device)
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.to(device)
+        model.train(training)
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+        model.to(home)
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed the global generators that dropout draws from, and restore their state afterwards."""
+    # Generators are seeded one by one: torch.manual_seed would also reset those not saved here.
+    on_gpu = device.type == "cuda"
+    with torch.random.fork_rng(devices=[torch.cuda.current_device()] if on_gpu else []):
+        torch.default_generator.manual_seed(seed)
+        if on_gpu:
+            torch.cuda.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Let PyTorch use this many CPU threads, and as many as before afterwards."""
+    if not _is_count(count):
+        raise ValueError(f"threads must be a whole number of at least 1, got {count!r}")
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _checked_device(device: str) -> torch.device:
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device=cuda was asked for, but PyTorch finds no GPU; use device=cpu")
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"device must be cpu or cuda, got {device!r}")
+    return torch.device(device)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

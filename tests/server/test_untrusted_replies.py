@@ -1,0 +1,212 @@
+"""A reply is used if it answers the question and fits, and counts for no more than its share."""
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message
+from helpers_learners import initial, walking_app
+
+from conftest import initial_arrays, record_equal, small_model, toy_app, train_reply
+from gems_flwr.runtime.inprocess_grid import InProcessGrid
+from gems_flwr.strategies.dynamic_averaging import DynamicAveraging
+from gems_flwr.strategies.fedavg import FedAvg
+
+
+def start(strategy, app, nodes=3, rounds=1, grid=InProcessGrid):
+    return strategy.start(grid(app, nodes), initial_arrays(), num_rounds=rounds)
+
+
+def weight(result):
+    return result.arrays["weight"].numpy()
+
+
+# --- size -----------------------------------------------------------------------------------
+
+
+def bloated(message, context):
+    """An honest reply with a kilobyte too much in a record that nobody reads."""
+    reply = train_reply(message, context)
+    reply.content["ballast"] = ConfigRecord({"zeros": b"\0" * 1000})
+    return reply
+
+
+def test_a_reply_above_the_limit_is_refused_by_node_and_size_and_never_written(tmp_path):
+    """Nodes 0 and 2 add 1 and 3 with weights 1 and 3: 10/4."""
+    kept = []
+
+    class Watched(FedAvg):
+        def accept(self, replies, unpack, **options):
+            kept.extend(sorted(path.name for path in (tmp_path / "inbox").iterdir()))
+            return super().accept(replies, unpack, **options)
+
+    strategy = Watched(max_reply_bytes=1000, checkpoint_dir=tmp_path)
+    result = start(strategy, toy_app({1: bloated}))
+    (failure,) = result.history[1].failures
+    assert failure.node == "1"
+    assert "max_reply_bytes is 1,000" in failure.reason
+    assert weight(result) == pytest.approx(small_model()["weight"] + 10 / 4)
+    assert [name.split("-")[2] for name in kept] == ["0", "2"]
+
+
+def test_without_a_limit_the_size_does_not_matter():
+    result = start(FedAvg(max_reply_bytes=None), toy_app({1: bloated}))
+    assert result.history[1].failures == ()
+
+
+@pytest.mark.parametrize("option", ["max_reply_bytes", "max_examples"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_limits_must_be_above_zero(option, value):
+    with pytest.raises(ValueError, match=f"{option} must be above 0"):
+        FedAvg(**{option: value})
+
+
+def test_a_reason_of_a_megabyte_is_cut_and_cannot_steer_a_terminal():
+    def chatters(message, context):
+        return Message(Error(code=2, reason="\x1b[2J" + "x" * 10**6), reply_to=message)
+
+    result = start(FedAvg(), toy_app({1: chatters}, guarded=False))
+    (failure,) = result.history[1].failures
+    assert len(failure.reason) < 5000
+    assert "\x1b" not in failure.reason
+    assert "1,000,004 characters" in failure.reason
+
+
+# --- which question -------------------------------------------------------------------------
+
+
+class Replaying(InProcessGrid):
+    """Node 1 answers every message with its first reply, unchanged."""
+
+    first = None
+
+    def collect(self, message_ids, *, timeout):
+        for reply in super().collect(message_ids, timeout=timeout):
+            if self._configs[reply.metadata.src_node_id]["partition-id"] != 1:
+                yield reply
+                continue
+            self.first = self.first or reply
+            yield self.first
+
+
+def test_a_reply_to_an_earlier_round_is_dropped_and_its_node_counts_as_silent(caplog):
+    result = start(FedAvg(), toy_app(), rounds=2, grid=Replaying)
+    assert result.history[1].nodes_answered == ("0", "1", "2")
+    assert result.history[2].nodes_answered == ("0", "2")
+    assert "event=uncalled_for_reply" in caplog.text
+    (failure,) = result.history[2].failures
+    assert (failure.node, failure.reason[:8]) == ("1", "no reply")
+
+
+class Impostor(InProcessGrid):
+    """Node 1 answers first, and a second time in the name of node 2."""
+
+    def collect(self, message_ids, *, timeout):
+        replies = list(super().collect(message_ids, timeout=timeout))
+        names = {c["partition-id"]: node for node, c in self._configs.items()}
+        mine = next(r for r in replies if r.metadata.src_node_id == names[1])
+        forged = Message(mine.content, reply_to=Message(mine.content, names[2], "train"))
+        forged.metadata.__dict__["_src_node_id"] = names[2]
+        yield forged
+        yield from replies
+
+
+def test_a_reply_in_another_nodes_name_is_dropped_and_the_true_one_counts():
+    assert record_equal(
+        start(FedAvg(), toy_app(), grid=Impostor).arrays, start(FedAvg(), toy_app()).arrays
+    )
+
+
+def test_what_a_reply_says_of_itself_never_becomes_a_path(tmp_path):
+    def elsewhere(message, context):
+        reply = train_reply(message, context)
+        reply.metadata.__dict__["_group_id"] = "../../../escaped"
+        return reply
+
+    folder = tmp_path / "a" / "b" / "c"
+    with pytest.raises(Exception, match="min_nodes"):
+        start(FedAvg(min_nodes=3, checkpoint_dir=folder), toy_app({0: elsewhere, 1: refuses}))
+    outside = [p for p in tmp_path.rglob("*") if p.is_file() and folder not in p.parents]
+    assert outside == []
+    # And a resumed run finds it, under the key of the question.
+    kept = sorted(path.name for path in (folder / "inbox").iterdir())
+    assert [name[:9] for name in kept] == ["1-train-0", "1-train-2"]
+
+
+def refuses(message, context):
+    raise RuntimeError("no")
+
+
+# --- what it claims -------------------------------------------------------------------------
+
+
+def boastful(message, context):
+    return train_reply(message, context, metrics={"num-examples": 10**6})
+
+
+def test_a_million_claimed_examples_own_the_mean_unless_they_are_capped():
+    """Nodes add 1, 2, 3. Uncapped node 1 counts a million times; capped at 3: (1 + 6 + 9) / 7."""
+    app = toy_app({1: boastful})
+    owned = weight(start(FedAvg(), app)) - small_model()["weight"]
+    assert owned == pytest.approx(np.full((2, 3), 2.0), abs=1e-4)
+    capped = weight(start(FedAvg(max_examples=3), app)) - small_model()["weight"]
+    assert capped == pytest.approx(np.full((2, 3), 16 / 7), abs=1e-5)
+    metrics = start(FedAvg(max_examples=3), app).train_metrics_clientapp[1]
+    assert metrics["loss"] == pytest.approx((1 * 1 + 3 * 1 / 2 + 3 * 1 / 3) / 7)
+    equal = weight(start(FedAvg(weighted=False), app)) - small_model()["weight"]
+    assert equal == pytest.approx(np.full((2, 3), 2.0), abs=1e-5)
+
+
+def test_the_cap_holds_for_local_learners_too():
+    """Nodes claim 1, 2, 3 examples; with all capped at 1 the weighted mean is the plain one."""
+
+    def run(**options):
+        strategy = DynamicAveraging(**options)
+        return strategy.start(InProcessGrid(walking_app(), 3), initial(), num_rounds=2).arrays
+
+    assert record_equal(run(weighted=True, max_examples=1), run(weighted=False))
+    assert not record_equal(run(weighted=True), run(weighted=False))
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"metrics": {"num-examples": 1e20}}, "expected at most 1e+12"),
+        ({"metrics": {"loss": 1e300}}, "expected at most 1e+100"),
+        ({"arrays": {"bias": np.full(2, 1e300)}}, "values above 1e+30"),
+    ],
+)
+def test_numbers_that_would_overflow_a_sum_are_refused(changed, words):
+    def absurd(message, context):
+        return train_reply(message, context, **changed)
+
+    result = start(FedAvg(), toy_app({0: absurd, 1: absurd}), nodes=4)
+    assert [failure.node for failure in result.history[1].failures] == ["0", "1"]
+    assert all(words in failure.reason for failure in result.history[1].failures)
+    assert np.isfinite(weight(result)).all()
+
+
+def test_a_name_that_another_node_has_does_not_take_its_place():
+    class Nameless(InProcessGrid):
+        def get_nodes(self):
+            return []
+
+    app = toy_app({2: lambda m, c: _renamed(train_reply(m, c), "0")})
+    result = start(FedAvg(), app, grid=Nameless)
+    assert len(result.history[1].nodes_answered) == 3
+    assert weight(result) == pytest.approx(small_model()["weight"] + 14 / 6)
+
+
+def _renamed(reply, name):
+    reply.content["node"] = ConfigRecord({"name": name})
+    return reply
+
+
+def test_arrays_of_unknown_names_do_not_pass():
+    def more(message, context):
+        reply = train_reply(message, context)
+        extra = {**reply.content["arrays"], "x" * 10**5: Array(np.zeros(1))}
+        reply.content["arrays"] = ArrayRecord(extra)
+        return reply
+
+    (failure,) = start(FedAvg(), toy_app({1: more})).history[1].failures
+    assert "not expected" in failure.reason
+    assert len(failure.reason) < 5000
