@@ -19,9 +19,14 @@ from gems_flwr.spaces.space_files import load_space
 from gems_flwr.strategies.fedavg import FedAvg
 from gems_flwr.strategies.gems import Gems
 from gems_flwr.strategies.merged_models import MergedModels
-from gems_flwr.wire.averaging_replies import ask_for_averaging
+from gems_flwr.wire.asking import (
+    ask_for_averaging,
+    ask_for_neurons,
+    ask_for_score,
+    ask_for_space,
+    ask_for_statistics,
+)
 from gems_flwr.wire.model_replies import pack_instruction
-from gems_flwr.wire.neuron_replies import ask_for_neurons
 from gems_flwr.wire.records import to_record
 from gems_flwr.wire.requests import (
     AveragingRequest,
@@ -30,8 +35,6 @@ from gems_flwr.wire.requests import (
     SpaceRequest,
     StatisticsRequest,
 )
-from gems_flwr.wire.space_replies import ask_for_score, ask_for_space
-from gems_flwr.wire.statistics_replies import ask_for_statistics
 
 FEATURES, CLASSES, COUNT = 12, 3, 60
 AVERAGING = AveragingRequest(run="run", model=1, reference=1, send="always")

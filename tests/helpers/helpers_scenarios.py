@@ -40,9 +40,8 @@ from gems_flwr.strategies.serial import Serial
 from gems_flwr.wire.model_replies import pack_examples_reply, pack_metrics_reply, pack_name
 from gems_flwr.wire.multi_model_replies import put_gradient
 from gems_flwr.wire.multi_model_requests import gradient_correction
-from gems_flwr.wire.neuron_replies import frozen_layers
 from gems_flwr.wire.records import to_numpy, to_record
-from gems_flwr.wire.space_replies import requested_space
+from gems_flwr.wire.asking import frozen_layers, requested_space
 
 NODES = 5
 CLASSES, FEATURES, HIDDEN = 3, 3, 3

@@ -14,8 +14,6 @@ from gems_flwr.wire.multi_model_replies import (
     unpack_models_reply,
 )
 from gems_flwr.wire.multi_model_requests import (
-    ask_for_models,
-    requested_models,
     sent_weights,
     single_instruction,
 )
