@@ -1,10 +1,8 @@
-"""The low-rank moments of all nodes, kept as they came.
+"""The low-rank moments of all nodes, kept as they came, and sums over them a few at a time.
 
 A factor in int8 takes an eighth of what it does in double precision. Of thousands of nodes the
-server therefore keeps what it received, and turns a few entries at a time into numbers to compute
-with.
-
-A sum of many arrays that come a few at a time.
+server therefore keeps what it received, and turns a few mixture components (a node's class, or a
+cluster of it) at a time into numbers to compute with.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""What can be set about the objective of class-moment cones.
-
-The expected pairwise logistic loss of a linear layer under class moments, and its gradient.
+"""The expected pairwise logistic loss of a linear layer under class moments, and its gradient.
 
 The formula stands in `gems_flwr.intersect.cones`. It is a sum over entries, evaluated a block of
 entries at a time (see `intersect.components`), so that what it takes beside the moments as

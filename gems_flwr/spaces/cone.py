@@ -15,11 +15,9 @@ Decided here: ``kappa`` is the normal quantile (``gaussian``) or ``sqrt(eps / (1
 (``cantelli``), which by Cantelli's inequality holds for *any* distribution with these
 moments. Strictness (``m > 0``) keeps out the zero layer, which ties on every sample.
 
-Margins of a linear layer on class moments, and the distance to the cone they span.
-
-Every constraint ``kappa * sqrt(v) - m <= 0`` of a class-moment cone is positively
-homogeneous and convex, so its gradient at any point is a half-space through the origin that
-holds the whole cone. The projection onto finitely many such half-spaces is a small
+The distance to the cone: every constraint ``kappa * sqrt(v) - m <= 0`` is positively homogeneous
+and convex, so its gradient at any point is a half-space through the origin that holds the whole
+cone. The projection onto finitely many such half-spaces is a small
 non-negative least-squares problem; adding the ones that the projection violates drives the
 distance up to the true one. The same half-spaces serve `gems_flwr.intersect.mixed`.
 """

@@ -1,16 +1,14 @@
-"""Covariances of the entries of a class-moment cone: full, or low rank plus diagonal.
+"""Covariances of the mixture components of a class-moment cone: full, or low rank plus diagonal.
 
 Beyond the papers, which name richer spaces as the way forward (2019, Section 4.6). A full
 covariance of D features is sent as its upper triangle, ``4 D (D + 1) / 2`` bytes. A low-rank
-one is ``F F^T + diag(s^2)``, with F of shape (D, r), r the same for all entries of a cone or not;
-F and s may be in int8.
-
-An array in eight bits: signed codes times a scale per group.
+one is ``F F^T + diag(s^2)``, with F of shape (D, r), r the same for all components or not; F and
+s may be in int8.
 
 The papers send 32-bit weights. A class moment needs less: the covariance factor only has to
-give the spread of a margin. Codes run from -127 to 127, the scale is the largest
-absolute value of the group over 127, so that zero stays zero and rounding is off by half
-a step at most.
+give the spread of a margin. In eight bits an array is signed codes times a scale per group. Codes
+run from -127 to 127, the scale is the largest absolute value of the group over 127, so that zero
+stays zero and rounding is off by half a step at most.
 """
 
 from __future__ import annotations
