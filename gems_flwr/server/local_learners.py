@@ -138,19 +138,19 @@ class LocalLearners(AveragesModels):
         is_last = server_round == self._last_round
         if server_round % self.period and not is_last:
             return RoundOutcome(arrays=state.arrays, memory=state.memory, details=state.details)
-        turn = LearnerRound(self, server_round, state, grid, train_config)
-        turn.train()
+        current = LearnerRound(self, server_round, state, grid, train_config)
+        current.train()
         if server_round % self.period == 0:
-            turn.synchronise()
+            current.synchronise()
         if is_last:
-            self.close(turn)
-        return turn.outcome()
+            self.close(current)
+        return current.outcome()
 
-    def close(self, turn: LearnerRound) -> None:
+    def close(self, current: LearnerRound) -> None:
         """End the last round."""
         if self.final_sync:
-            turn.synchronise_all()
-            turn.deliver()
+            current.synchronise_all()
+            current.deliver()
 
     def weight(self, reply: AveragingReply) -> float:
         """Return a node's weight in means."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from gems_flwr import scoring
 from gems_flwr.averaging.synchronisation import Synchronisation
 from gems_flwr.server.learner_state import LearnerState
-from gems_flwr.server.local_learners import AskForModels, LocalLearners, Replies, Turn
+from gems_flwr.server.local_learners import AskForModels, LearnerRound, LocalLearners, Replies
 from gems_flwr.server.members import join_members
 
 
@@ -50,10 +50,10 @@ class NoSync(LocalLearners):
         """Change nothing."""
         return Synchronisation(learners.coordinator)
 
-    def close(self, turn: Turn) -> None:
+    def close(self, current: LearnerRound) -> None:
         """Collect the models, side by side."""
         if self.final_sync:
-            turn.arrays = join_members(turn.all_models())
+            current.arrays = join_members(current.all_models())
 
     def score(self, members: Sequence[NDArray], labels: NDArray) -> dict[str, float]:
         """Return the mean over the models of each one's score."""
