@@ -5,15 +5,25 @@ What travels to the nodes checks itself; see `gems_flwr.wire.requests`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, get_args
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, get_args
 
 from gems_flwr.intersect.aggregate import OnEmpty
 from gems_flwr.intersect.result import Select
 from gems_flwr.wire.space_requests import Ball, Centered, Cone, SpaceRequest
 
-if TYPE_CHECKING:
-    from gems_flwr.strategies.gems import Gems
+
+class SpaceStrategy(Protocol):
+    """What the server does with spaces; see `gems_flwr.strategies.gems.Gems`."""
+
+    epsilon: Any
+    select: Any
+    on_empty: Any
+    retrains: int
+    initialise: Any
+    robust: Any
+    audit: bool
+
 
 # What once was an option of the strategy itself, and where it is now.
 SPACE_OPTIONS = {
@@ -32,27 +42,22 @@ NEURON_OPTIONS = {
 }
 
 
-def refuse_moved_options(
-    strategy: str, options: Mapping[str, Any], moved: Mapping[str, str]
-) -> None:
-    """Refuse an option that has moved into another, and say where it is now.
+def moved_options(moved: Mapping[str, str]) -> Callable[[type, str], str]:
+    """Return the hint at where an option went that once was the strategy's own."""
 
-    Raises
-    ------
-    TypeError
-        Names the option and what to write.
-    """
-    for name in options:
-        if name in moved:
-            raise TypeError(f"{strategy} has no {name}; write {moved[name].format(name)}")
+    def hint(strategy: type, name: str) -> str:
+        text = f"{strategy.__name__} has no {name}"
+        return f"{text}; write {moved[name].format(name)}" if name in moved else text
+
+    return hint
 
 
-def check_gems_options(options: Gems, space: SpaceRequest) -> None:
+def check_gems_options(options: SpaceStrategy, space: SpaceRequest) -> None:
     """Refuse options that are out of range or contradict each other.
 
     Parameters
     ----------
-    options : Gems
+    options : SpaceStrategy
         The strategy.
     space : SpaceRequest
         What it asks for.
@@ -100,7 +105,7 @@ def _check_epsilon(epsilon: object, space: SpaceRequest) -> None:
         raise ValueError("epsilon='auto' needs balls or ellipsoids, whose radii depend on it")
 
 
-def _check_screening(options: Gems, space: SpaceRequest) -> None:
+def _check_screening(options: SpaceStrategy, space: SpaceRequest) -> None:
     if options.on_empty == "retrain" or options.epsilon == "auto":
         raise ValueError("robust and audit go with neither on_empty='retrain' nor epsilon='auto'")
     if options.audit and not isinstance(space, Cone):

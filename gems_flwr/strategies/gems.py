@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
@@ -29,6 +29,7 @@ from gems_flwr.intersect.audit import audit_nodes
 from gems_flwr.intersect.cone_objective import ConeOptions
 from gems_flwr.intersect.result_details import Spaces, intersection_details, left_out_details
 from gems_flwr.intersect.screen_spaces import screen_spaces
+from gems_flwr.keyword_hints import with_hints
 from gems_flwr.moments.class_sums import ClassSums
 from gems_flwr.moments.cone_building import MIN_COUNT, cone_from_sums
 from gems_flwr.networks.layers import weight_layers
@@ -36,7 +37,7 @@ from gems_flwr.samples import Samples
 from gems_flwr.server.gems_options import (
     SPACE_OPTIONS,
     check_gems_options,
-    refuse_moved_options,
+    moved_options,
 )
 from gems_flwr.server.log import log_warning
 from gems_flwr.server.loop import RoundLoop
@@ -56,6 +57,7 @@ from gems_flwr.wire.space_replies import NodeSpace, unpack_score_reply, unpack_s
 from gems_flwr.wire.space_requests import Centered, Cone, SpaceRequest, as_space_request
 
 
+@with_hints(moved_options(SPACE_OPTIONS))
 @dataclass(kw_only=True, eq=False)
 class Gems(RoundLoop):
     """Intersect the nodes' good-enough spaces.
@@ -93,10 +95,11 @@ class Gems(RoundLoop):
         Public inputs of the output layer, and their classes; needed for `tune`.
     verify : bool, default False
         Whether every node is asked how accurate the result is on its own held-out data.
-    robust : bool, default False
+    robust : bool, optional
         Whether each node's space is held against those of the others before it counts; see
         `intersect.screen_spaces`. Who is left out, or counts for less, is in the details, and
-        which classes too few nodes hold for a lie about them to be noticed.
+        which classes too few nodes hold for a lie about them to be noticed. By default not, and
+        as the head of a `LayerwiseGems` if that one is.
     audit : bool, default False
         Whether the nodes' scores may convict a node, for cones: the server aggregates without
         each in turn and asks the others what they gain; see `gems_flwr.intersect.audit`. It costs a
@@ -132,14 +135,9 @@ class Gems(RoundLoop):
     tune_rate: float = 1e-3
     public: tuple[NDArray, NDArray] | None = None
     verify: bool = False
-    robust: bool = False
+    robust: bool | None = None
     audit: bool = False
     layer: str | None = None
-
-    def __new__(cls, **options: Any) -> Self:
-        """Say where options went that once stood here."""
-        refuse_moved_options(cls.__name__, options, SPACE_OPTIONS)
-        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self, get_args
+from typing import Any, get_args
 
 import numpy as np
 from flwr.app import ConfigRecord
@@ -27,6 +27,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from gems_flwr.averaging.robust_rules import HEAVY
+from gems_flwr.keyword_hints import with_hints
 from gems_flwr.networks.inputs import LayerReader
 from gems_flwr.networks.layers import (
     WeightLayer,
@@ -41,7 +42,7 @@ from gems_flwr.neuron_merging.merged_layer import MergedLayer, MergeMethod
 from gems_flwr.neuron_merging.neuron_scale import oversized_layers
 from gems_flwr.neuron_merging.screen_neurons import screen_neurons
 from gems_flwr.runtime.seeding import derive_seed
-from gems_flwr.server.gems_options import NEURON_OPTIONS, refuse_moved_options
+from gems_flwr.server.gems_options import NEURON_OPTIONS, moved_options
 from gems_flwr.server.public_tuning import TunesOnPublicData
 from gems_flwr.server.screening import UNCHECKED_NEURONS, joined, plausible
 from gems_flwr.server.state import RoundOutcome, ServerState
@@ -61,6 +62,7 @@ HEAD_EPSILON = 0.7
 HEAD_RIDGE = 1e-5
 
 
+@with_hints(moved_options(NEURON_OPTIONS))
 @dataclass(kw_only=True, eq=False)
 class LayerwiseGems(TunesOnPublicData):
     """Merge the nodes' neurons layer by layer, then intersect their output layers.
@@ -91,7 +93,7 @@ class LayerwiseGems(TunesOnPublicData):
     robust : bool, default False
         Whether each node's neurons are held against those of the others before they are merged
         (see `screen_neurons`), none takes more than twice its share of `max_hidden` for
-        itself, and the output layer is `robust` as in `Gems`.
+        itself, and the output layer is `robust` as in `Gems`, unless `head` says otherwise.
     **tuning
         See `TunesOnPublicData`. The last layer is tuned as in `Gems`, so a cone's has no rate.
 
@@ -115,11 +117,6 @@ class LayerwiseGems(TunesOnPublicData):
     head: SpaceRequest | Gems | str = "cone"
     verify: bool = False
     robust: bool = False
-
-    def __new__(cls, **options: Any) -> Self:
-        """Say where options went that once stood here."""
-        refuse_moved_options(cls.__name__, options, NEURON_OPTIONS)
-        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -291,7 +288,7 @@ class LayerwiseGems(TunesOnPublicData):
             layer=head.layer,
             audit=head.audit,
             verify=self.verify or head.verify,
-            robust=self.robust or head.robust,
+            robust=self.robust if head.robust is None else head.robust,
             seed=self.seed,
             min_nodes=self.min_nodes,
             fraction_train=self.fraction_train,

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
+from gems_flwr.keyword_hints import with_hints
 from gems_flwr.spaces.radius import METHODS, Method
 from gems_flwr.typing import Rank
 from gems_flwr.wire.requests import JsonRequest, ScoreRequest, default_of, known_options
@@ -97,19 +98,6 @@ class SpaceRequest(JsonRequest, ABC):
             raise TypeError(f"kind '{cls.kind}' is that of {known.__module__}.{known.__qualname__}")
         _KINDS[cls.kind] = cls
 
-    def __new__(cls, *values: Any, **options: Any) -> Self:
-        """Refuse the options of another space, and say which this one has."""
-        names = [setting.name for setting in dataclasses.fields(cls)]
-        for name in options.keys() - set(names):
-            owners = [
-                each.__name__
-                for each in _KINDS.values()
-                if name in {setting.name for setting in dataclasses.fields(each)}
-            ]
-            hint = f"; it is an option of {' and '.join(owners)}" if owners else ""
-            raise TypeError(f"a {cls.__name__} has no {name}, it has {', '.join(names)}{hint}")
-        return super().__new__(cls)
-
     @abstractmethod
     def build(self, node: NodeLayer) -> Any:
         """Build the space that was asked for.
@@ -171,6 +159,16 @@ class SpaceRequest(JsonRequest, ABC):
 _KINDS: dict[str, type[SpaceRequest]] = {}
 
 
+def _hint(space: type, name: str) -> str:
+    """Say what a space has, and which one has the option."""
+    options = {
+        each: [setting.name for setting in dataclasses.fields(each)] for each in _KINDS.values()
+    }
+    owners = [each.__name__ for each, names in options.items() if name in names]
+    hint = f"; it is an option of {' and '.join(owners)}" if owners else ""
+    return f"a {space.__name__} has no {name}, it has {', '.join(options[space])}{hint}"
+
+
 def as_space_request(space: SpaceRequest | str) -> SpaceRequest:
     """Return what a word such as ``"ball"`` stands for: that space with its defaults.
 
@@ -188,6 +186,7 @@ def as_space_request(space: SpaceRequest | str) -> SpaceRequest:
     return _KINDS[space]()
 
 
+@with_hints(_hint)
 @dataclass(frozen=True)
 class Cone(SpaceRequest):
     """All layers that tell each class from its rivals, by the moments of the class.
@@ -370,6 +369,7 @@ class Centered(SpaceRequest):
         """Return the space around a layer, and the layer with the space's axes."""
 
 
+@with_hints(_hint)
 @dataclass(frozen=True)
 class Ball(Centered):
     """All layers within a radius of the node's own (2019, Section 3.1).
@@ -417,6 +417,7 @@ class Ball(Centered):
         return build_ball(data, quality, self.radius, **search), data
 
 
+@with_hints(_hint)
 @dataclass(frozen=True)
 class Ellipsoid(Centered):
     """All layers in an ellipsoid around the node's own, by the Fisher diagonal (2019, App. A).
