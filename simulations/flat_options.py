@@ -29,8 +29,8 @@ _NEURONS = {"epsilon": "epsilon_hidden", "measure": "deviation"}
 # What the output layer could be told in any case; the rest was there if somebody set it.
 _OUTPUT = {*_MOMENTS, "radius", "directions", "floor"}
 _HEAD = ("select", "ridge", "class_weight", "on_empty", "robust")
-_LAYERS = ("merge", "clusters", "epsilon_hidden", "deviation", "max_hidden", "budget")
-_LAYERS = (*_LAYERS, "radius", "directions", "outgoing", "max_rows", "head", "output")
+_LAYERS: tuple[str, ...] = ("merge", "clusters", "epsilon_hidden", "deviation", "max_hidden")
+_LAYERS = (*_LAYERS, "budget", "radius", "directions", "outgoing", "max_rows", "head", "output")
 _SERVER_SIDE = (*_HEAD, "audit", "layer")
 
 
