@@ -75,9 +75,9 @@ METHODS = {
         "train.epochs=4",
         "train.patience=null",
         "strategy.max_hidden=100",
-        "strategy.output.rank=10",
-        "strategy.output.int8=false",
-        "strategy.output.min_count=11",
+        "strategy.head.space.rank=10",
+        "strategy.head.space.int8=false",
+        "strategy.head.space.min_count=11",
     ],
 }
 DEFENCES = {
