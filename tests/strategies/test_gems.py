@@ -324,6 +324,46 @@ def test_data_may_come_in_any_of_the_usual_forms(form):
     assert accuracy(result.arrays) > 0.95
 
 
+def test_a_space_reads_no_data_but_its_own():
+    """A cone is made from training data, a ball from validation data; a score from the latter."""
+    read = []
+
+    def source(name, seed):
+        def data(context):
+            read.append(name)
+            return node_data(context, seed)
+
+        return data
+
+    app = linear_app(source("validation", 1), train=source("train", 0))
+    run(Gems(), app)
+    assert set(read) == {"train"}
+    read.clear()
+    run(Gems(space=Ball(directions=5)), app)
+    assert set(read) == {"validation"}
+    read.clear()
+    run(Gems(verify=True), app)
+    assert read == ["train", "train", "validation", "validation"]
+
+
+def test_batches_that_can_be_had_only_once_are_all_counted(tmp_path):
+    """The first batch shows the mod which layer is the last; it is data all the same."""
+
+    def once(context):
+        x, y = node_data(context, 1)
+        return ((x[i : i + 40], y[i : i + 40]) for i in range(0, len(y), 40))
+
+    def counts(source, name):
+        app = linear_app(source, model=lambda: nn.Sequential(nn.Linear(FEATURES, CLASSES)))
+        start = ArrayRecord({"0.weight": Array(np.zeros((CLASSES, FEATURES), "f4"))})
+        start["0.bias"] = Array(np.zeros(CLASSES, "f4"))
+        Gems(checkpoint_dir=tmp_path / name).start(InProcessGrid(app, 2), start)
+        return load_space(tmp_path / name / "spaces" / "0.space.safetensors").counts.tolist()
+
+    whole = counts(lambda context: node_data(context, 1), "whole")
+    assert counts(once, "once") == whole
+
+
 def test_a_logistic_model_with_one_output_is_a_model_of_two_classes():
     def data(context):
         x, y = blobs([0, 1], seed=context.node_config["partition-id"])
