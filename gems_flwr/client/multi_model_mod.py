@@ -84,8 +84,8 @@ def multi_model_mod(
             held = Holdings(holdings(context), capacity(context))
             return Message(pack_holdings(held, name=node_name(context)), reply_to=message)
         before = dict(context.state)
-        visit = _Visit(message, context, call_next, request, loss)
-        reply = fault_reply_mod(message, context, lambda *_: visit.answer())
+        asked = _ModelsMessage(message, context, call_next, request, loss)
+        reply = fault_reply_mod(message, context, lambda *_: asked.answer())
         if reply.has_error():
             # Whatever the handler has put there belongs to training that did not count.
             context.state.clear()
@@ -95,7 +95,7 @@ def multi_model_mod(
     return guarded
 
 
-class _Visit:
+class _ModelsMessage:
     """One message and what comes of it."""
 
     def __init__(
@@ -126,7 +126,7 @@ class _Visit:
             )
         self.memory.round = self.round
         needs, failed = [], {}
-        work = {"losses": self._lose, "train": self._train, "send": self._send}
+        work = {"losses": self._report_loss, "train": self._train, "send": self._send}
         for name in self.request.versions:
             try:
                 if not work[self.request.action](name):
@@ -148,7 +148,7 @@ class _Visit:
 
     # --- one model; False if the node lacks what it needs ------------------------------------
 
-    def _lose(self, name: str) -> bool:
+    def _report_loss(self, name: str) -> bool:
         weights = self._current(name)
         if weights is None:
             return False

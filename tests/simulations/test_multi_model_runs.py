@@ -10,7 +10,7 @@ from gems_flwr.client.task import TaskSet
 from gems_flwr.server.members import split_models
 from simulations.config import ConfigError, RunConfig, compose_config, variant_of
 from simulations.experiment.experiment import experiment_of
-from simulations.experiment.several_models import MultiModelExperiment
+from simulations.experiment.multi_model_experiment import MultiModelExperiment
 from simulations.options import MultiModelConfig
 from simulations.partitions.skew import Skew
 from simulations.run import run

@@ -39,7 +39,6 @@ import dataclasses
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import numpy as np
 from flwr.app import ConfigRecord
@@ -47,11 +46,10 @@ from flwr.serverapp import Grid
 
 from gems_flwr.server.loop import RoundLoop
 from gems_flwr.server.state import RoundOutcome, ServerState
-from gems_flwr.strategies.multi_model.model_round import MultiModelTurn
-from gems_flwr.strategies.multi_model.model_state import Book
+from gems_flwr.strategies.multi_model.multi_model_round import MultiModelRound
+from gems_flwr.strategies.multi_model.multi_model_state import MultiModelState
+from gems_flwr.strategies.multi_model.sampling_rules import SamplingRule, sampling_rule
 from gems_flwr.typing import Arrays
-
-Sampling = Literal["random", "full", "lvr", "gvr", "stale", "fedvarp", "mifa", "scaffold"]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -76,15 +74,12 @@ class MultiModel(RoundLoop):
     """
 
     budget: float = 10.0
-    sampling: Sampling = "lvr"
+    sampling: str | SamplingRule = "lvr"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.run_name = ""
-        if self.sampling not in get_args(Sampling):
-            raise ValueError(
-                f"sampling must be one of {list(get_args(Sampling))}, got '{self.sampling}'"
-            )
+        self.rule = sampling_rule(self.sampling)
         if not (np.isfinite(self.budget) and self.budget > 0):
             raise ValueError(f"budget must be a number above 0, got {self.budget}")
         if self.fraction_train != 1:
@@ -102,8 +97,8 @@ class MultiModel(RoundLoop):
         self.run_name = secrets.token_hex(4)
 
     def rename_nodes(self, state: ServerState, names: Mapping[str, str]) -> ServerState:
-        """Let nodes keep what the book has of them under new names."""
-        memory = Book.from_memory(state.memory, self.run_name).renamed(names).to_memory()
+        """Let nodes keep what the run knows of them under new names."""
+        memory = MultiModelState.from_memory(state.memory, self.run_name).renamed(names).to_memory()
         return dataclasses.replace(state, memory=memory)
 
     def play_round(
@@ -115,10 +110,10 @@ class MultiModel(RoundLoop):
         evaluate_config: ConfigRecord,
     ) -> RoundOutcome:
         """Ask for what sampling needs, draw, let those drawn train, and take a step per model."""
-        turn = MultiModelTurn(self, server_round, state, grid, train_config)
-        turn.introduce()
-        turn.weigh()
-        turn.draw()
-        turn.train()
-        turn.step()
-        return turn.outcome()
+        current = MultiModelRound(self, server_round, state, grid, train_config)
+        current.introduce()
+        current.weigh()
+        current.draw()
+        current.train()
+        current.step()
+        return current.outcome()
