@@ -1,4 +1,4 @@
-"""The mod that lets a handler for one model serve a node that trains several.
+"""The mod that lets a handler for one model serve a node that trains several models.
 
 It sits around the user's own train handler::
 
@@ -73,7 +73,36 @@ def multi_model_mod(
         Returns B_i: the most models that the node trains in a round; 1 by default.
     loss : callable, optional
         Gets the context, a model's name and its arrays; returns the model's mean loss on the
-        node's training data, at least 0. Only ``sampling="lvr"`` asks for it.
+        node's training data, at least 0. Only rules that ask for losses need it, such as
+        ``sampling="lvr"``.
+
+    Examples
+    --------
+    A handler for one model serves two; which one it trains, ``config["model"]`` says.
+
+    >>> import numpy as np
+    >>> from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+    >>> from flwr.clientapp import ClientApp
+    >>> from gems_flwr import MultiModel, join_models, multi_model_mod
+    >>> from gems_flwr.runtime.inprocess_grid import InProcessGrid
+    >>> mod = multi_model_mod(
+    ...     holdings=lambda context: {"faces": 60, "words": 5},
+    ...     capacity=lambda context: 2,
+    ...     loss=lambda context, name, arrays: float(np.abs(arrays["w"].numpy() - 1).mean()),
+    ... )
+    >>> app = ClientApp(mods=[mod])
+    >>> @app.train()
+    ... def train(message, context):
+    ...     rate = {"faces": 0.5, "words": 0.1}[message.content["config"]["model"]]
+    ...     weights = message.content["arrays"]["w"].numpy()
+    ...     arrays = ArrayRecord({"w": Array(weights + rate * (1 - weights))})
+    ...     metrics = MetricRecord({"num-examples": 10})
+    ...     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+    >>> start = join_models({name: {"w": np.zeros(2)} for name in ("faces", "words")})
+    >>> initial = ArrayRecord({name: Array(array) for name, array in start.items()})
+    >>> result = MultiModel(budget=3).start(InProcessGrid(app, 2), initial, num_rounds=2)
+    >>> result.details["examples"]["0"], result.details["capacities"]["0"]
+    ({'faces': 60, 'words': 5}, 2)
     """
 
     def guarded(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

@@ -2,8 +2,8 @@
 
 A round trains about m client-model pairs. Who trains what is drawn by importance, so that the
 aggregate, which is unbiased, varies as little as possible; the mathematics stands in
-`client_sampling` and `averaging.steps`. `sampling` names the rows of the slides'
-Table I:
+`client_sampling` and `averaging.steps`. `sampling` is one of `sampling_rules`, by its name or as a
+value; the names are the rows of the slides' Table I:
 
 ==========  =============================  ==================================================
 name        a pair's importance            what is applied
@@ -64,17 +64,52 @@ class MultiModel(RoundLoop):
     budget : float, default 10
         m, expected client-model pairs per round, above 0 and at most what the nodes' capacities
         allow. ``full`` takes no notice of it.
-    sampling : {"random", "full", "lvr", "gvr", "stale", "fedvarp", "mifa", "scaffold"}
-        How pairs are drawn and what is made of their updates.
+    sampling : SamplingRule or str, default "lvr"
+        How pairs are drawn and what is made of their updates: a rule, such as
+        ``LossSampling(floor=0.1)``, or a name for one with its defaults: ``"random"``, ``"full"``,
+        ``"lvr"``, ``"gvr"``, ``"stale"``, ``"fedvarp"``, ``"mifa"``, ``"scaffold"``.
     **loop
         See `RoundLoop`. `fraction_train` must stay 1, since the budget says who trains;
         `fraction_evaluate` 0: models are evaluated at the server. `min_nodes` is about
         introductions, not about those drawn, who may be few. `max_examples` holds for each model
         by itself.
+
+    Attributes
+    ----------
+    rule : SamplingRule
+        What `sampling` stands for.
+
+    Examples
+    --------
+    Three nodes train two models of different shapes, about two pairs in a round; to train is to
+    add 1 here.
+
+    >>> import numpy as np
+    >>> from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+    >>> from flwr.clientapp import ClientApp
+    >>> from gems_flwr import MultiModel, join_models, multi_model_mod, split_models
+    >>> from gems_flwr.runtime.inprocess_grid import InProcessGrid
+    >>> mod = multi_model_mod(holdings=lambda context: {"faces": 60, "words": 5})
+    >>> app = ClientApp(mods=[mod])
+    >>> @app.train()
+    ... def train(message, context):
+    ...     weights = message.content["arrays"]["w"].numpy()
+    ...     arrays = ArrayRecord({"w": Array(weights + 1)})
+    ...     metrics = MetricRecord({"num-examples": 10})
+    ...     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+    >>> start = join_models({"faces": {"w": np.zeros(2)}, "words": {"w": np.zeros(3)}})
+    >>> initial = ArrayRecord({name: Array(array) for name, array in start.items()})
+    >>> strategy = MultiModel(budget=2, sampling="random", seed=1)
+    >>> result = strategy.start(InProcessGrid(app, 3), initial, num_rounds=4)
+    >>> models = split_models({name: array.numpy() for name, array in result.arrays.items()})
+    >>> {name: arrays["w"].shape for name, arrays in models.items()}
+    {'faces': (2,), 'words': (3,)}
+    >>> [record.train_metrics["pairs"] for record in result.history[1:]]
+    [2.0, 3.0, 2.0, 1.0]
     """
 
     budget: float = 10.0
-    sampling: str | SamplingRule = "lvr"
+    sampling: SamplingRule | str = "lvr"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -103,6 +103,24 @@ class SamplingRule:
     corrects_gradients : bool
         Whether nodes correct their gradients by c − c_i and send how c_i has changed (SCAFFOLD).
         It does not go together with a question.
+
+    Examples
+    --------
+    A rule by which nodes are drawn by their share of the data:
+
+    >>> import numpy as np
+    >>> from gems_flwr import MultiModel, SamplingRule
+    >>> class DataSampling(SamplingRule):
+    ...     def importance(self, shares, answers, available):
+    ...         return shares
+    >>> rule = MultiModel(sampling=DataSampling(), budget=1).rule
+    >>> rule.name
+    'DataSampling'
+    >>> shares = np.array([[0.75], [0.25]])
+    >>> importance = rule.importance(shares, np.zeros((2, 1)), np.ones((2, 1), bool))
+    >>> rule.probabilities(importance, budget=1, capacity=np.ones(2, int))
+    array([[0.75],
+           [0.25]])
     """
 
     name: ClassVar[str] = "SamplingRule"
@@ -222,6 +240,14 @@ class LossSampling(SamplingRule):
     floor : float, default 0.01
         Least loss that a node counts with, relative to the model's mean loss, in [0, 1]. Above 0
         nobody is left out for good.
+
+    Examples
+    --------
+    >>> from gems_flwr import LossSampling, MultiModel
+    >>> MultiModel(sampling=LossSampling(floor=0.1)).rule
+    LossSampling(floor=0.1)
+    >>> MultiModel(sampling="lvr").rule
+    LossSampling(floor=0.01)
     """
 
     name: ClassVar[str] = "lvr"
