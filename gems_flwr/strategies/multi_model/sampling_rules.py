@@ -6,8 +6,8 @@ updates and how much of them it takes for a guess of new ones (`keeps_updates`, 
 for a pair that was drawn (`coefficients`) and what a step is (`step`). Everything else, messages,
 failures, checkpoints, is the same for all rules and knows none of them by name.
 
-The rules here are the rows of Table I of the CMU 18-786 slides (Haoran Zhang, April 2025); the
-paper behind the slides is Zhang, Gong, Li, Siew, Joe-Wong and El-Azouzi 2025, "Towards optimal
+The rules here are the rows of Table I of the CMU 18-786 slides (Haoran Zhang, April 2025); their
+author's paper is Zhang, Gong, Li, Siew, Joe-Wong and El-Azouzi 2025, "Towards optimal
 heterogeneous client sampling in multi-model federated learning" (arXiv 2504.05138). d is a node's
 share of a model's data, p a pair's probability, U the global weights minus the trained ones, h the
 last update of a pair that the server has used.
