@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, MetricRecord
-from hydra.utils import get_class, instantiate
+from hydra.utils import get_class
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
@@ -20,7 +20,6 @@ from gems_flwr.runtime.seeding import derive_seed, generator
 from gems_flwr.server.loop import RoundLoop
 from gems_flwr.server.members import join_models, split_models
 from gems_flwr.strategies.multi_model.multi_model import MultiModel
-from gems_flwr.strategies.multi_model.sampling_rules import sampling_rule
 from gems_flwr.wire.records import to_numpy, to_record
 from simulations.config import CONFIG_DIR, ConfigError, RunConfig
 from simulations.data.examples import Dataset, Examples
@@ -179,9 +178,9 @@ class MultiModelExperiment(Experiment):
     @property
     def keeps_models_on_nodes(self) -> bool:
         """Whether a run goes on only with the nodes that it began with."""
-        chosen = self.config.strategy.get("sampling", MultiModel.sampling)
-        rule = sampling_rule(chosen if isinstance(chosen, str) else instantiate(chosen))
-        return rule.needs_memory_on_nodes
+        strategy = self._build("strategy")
+        assert isinstance(strategy, MultiModel)
+        return strategy.rule.needs_memory_on_nodes
 
     def evaluate(
         self, strategy: RoundLoop, arrays: ArrayRecord, server_round: int = 0

@@ -182,6 +182,12 @@ def test_what_does_not_go_together_is_said_before_anything_runs(overrides, words
         _ = experiment_of(compose_config([*SMALL, *overrides]).to_json()).shares
 
 
+@pytest.mark.parametrize("sampling", ["best", "3", "{floor: 1}", "{_target_: builtins.dict}"])
+def test_what_is_no_sampling_rule_is_the_configs_fault(sampling, tmp_path):
+    with pytest.raises(ConfigError, match="strategy=multi_model: sampling must be one of"):
+        finish(tmp_path, f"strategy.sampling={sampling}", "label=any")
+
+
 def test_a_node_with_data_of_its_own_is_told_that_several_models_do_not_take_it(tmp_path):
     text = compose_config(SMALL).to_json()
     words = "several models take their data .* start the node with partition-id"

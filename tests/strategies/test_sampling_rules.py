@@ -180,7 +180,7 @@ def test_a_rule_is_a_frozen_value_that_says_what_it_is(kind):
 
 
 def test_unknown_names_and_values_are_refused_with_what_there_is():
-    for wrong in ("best", "LVR"):
+    for wrong in ("best", "LVR", 3, {"floor": 0.1}, LossSampling):
         with pytest.raises(ValueError, match=r"one of \['random', .*\], or a SamplingRule, got"):
             MultiModel(sampling=wrong)
     with pytest.raises(ValueError, match="floor must be between 0 and 1, got -1"):

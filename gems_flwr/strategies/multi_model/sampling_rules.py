@@ -372,8 +372,8 @@ def sampling_rule(chosen: str | SamplingRule) -> SamplingRule:
     """
     if isinstance(chosen, SamplingRule):
         return chosen
-    if chosen not in RULES:
+    if not isinstance(chosen, str) or chosen not in RULES:
         raise ValueError(
-            f"sampling must be one of {list(RULES)}, or a SamplingRule, got '{chosen}'"
+            f"sampling must be one of {list(RULES)}, or a SamplingRule, got {chosen!r}"
         )
     return RULES[chosen]()
