@@ -21,9 +21,8 @@ from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from gems_flwr.runtime.seeding import generator
 from gems_flwr.server.members import split_models
 from gems_flwr.strategies.multi_model.multi_model import MultiModel
+from gems_flwr.strategies.multi_model.sampling_base import LOSSES, NORMS, SamplingRule
 from gems_flwr.strategies.multi_model.sampling_rules import (
-    LOSSES,
-    NORMS,
     RULES,
     FedVarp,
     FullParticipation,
@@ -31,7 +30,6 @@ from gems_flwr.strategies.multi_model.sampling_rules import (
     Mifa,
     NormSampling,
     ResidualSampling,
-    SamplingRule,
     Scaffold,
     sampling_rule,
 )

@@ -48,7 +48,8 @@ from gems_flwr.server.loop import RoundLoop
 from gems_flwr.server.state import RoundOutcome, ServerState
 from gems_flwr.strategies.multi_model.multi_model_round import MultiModelRound
 from gems_flwr.strategies.multi_model.multi_model_state import MultiModelState
-from gems_flwr.strategies.multi_model.sampling_rules import SamplingRule, sampling_rule
+from gems_flwr.strategies.multi_model.sampling_base import SamplingRule
+from gems_flwr.strategies.multi_model.sampling_rules import sampling_rule
 from gems_flwr.typing import Arrays
 
 

@@ -1,4 +1,4 @@
-"""One round of `MultiModel`: its steps. What differs by rule stands in `sampling_rules`."""
+"""One round of `MultiModel`: its steps. What differs by rule stands in `sampling_base`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gems_flwr.server.members import ONLY_MODEL, join_members, split_members, sp
 from gems_flwr.server.state import RoundOutcome, ServerState
 from gems_flwr.strategies.multi_model.multi_model_exchange import MultiModelExchange, Parts
 from gems_flwr.strategies.multi_model.multi_model_state import MultiModelState
-from gems_flwr.strategies.multi_model.sampling_rules import Question
+from gems_flwr.strategies.multi_model.sampling_base import Question
 from gems_flwr.typing import Arrays
 from gems_flwr.wire.keys import TRAIN
 
