@@ -32,7 +32,7 @@ from gems_flwr.intersect.screen_spaces import screen_spaces
 from gems_flwr.keyword_hints import with_hints
 from gems_flwr.moments.class_sums import ClassSums
 from gems_flwr.moments.cone_building import MIN_COUNT, cone_from_sums
-from gems_flwr.networks.layers import weight_layers
+from gems_flwr.networks.layers import layers_below_output
 from gems_flwr.samples import Samples
 from gems_flwr.server.gems_options import (
     SPACE_OPTIONS,
@@ -44,7 +44,7 @@ from gems_flwr.server.loop import RoundLoop
 from gems_flwr.server.public_tuning import check_tuning, first_samples
 from gems_flwr.server.screening import plausible, unchecked_details
 from gems_flwr.server.state import RoundOutcome, ServerState
-from gems_flwr.spaces.ball import BallSet, BallSpace
+from gems_flwr.spaces.ball import with_new_ball
 from gems_flwr.spaces.cone import ClassMomentCone
 from gems_flwr.spaces.curved_space import CurvedSpace, without_curve
 from gems_flwr.spaces.output_layer import OutputLayer, find_output_layer
@@ -297,7 +297,7 @@ class Gems(RoundLoop):
         messages = self.messages(server_round, nodes, TRAIN, record, config)
         for message in messages:
             ask_for_space(message.content, self.request(self._name_of(message)))
-            freeze_below(message.content, _layers_below(arrays))
+            freeze_below(message.content, layers_below_output(arrays))
         unpack = partial(unpack_space_reply, request=self.request(), layer=layer)
         answers = self.accept(self.collect(messages), unpack, at_least=self.min_nodes)
         received: dict[str, NodeSpace] = {}
@@ -305,7 +305,7 @@ class Gems(RoundLoop):
             # A resumed run: what earlier rounds received lies in the folder.
             received = dict(self._received or self._spaces.load())
         for answer in answers:
-            received[answer.node] = _joined(received.get(answer.node), answer.value)
+            received[answer.node] = with_new_ball(received.get(answer.node), answer.value)
         return received
 
     def _keep(self, received: dict[str, NodeSpace], *, afresh: bool) -> None:
@@ -377,19 +377,3 @@ class Gems(RoundLoop):
         if not self.tune or self.public is None:
             return None
         return Samples(*first_samples(self.public, self.tune))
-
-
-def _layers_below(arrays: Arrays) -> int:
-    """Return how many layers are below the output layer; 0 for what is no chain of layers."""
-    try:
-        return len(weight_layers(arrays)) - 1
-    except ValueError:
-        return 0
-
-
-def _joined(old: NodeSpace | None, new: NodeSpace) -> NodeSpace:
-    """Add a new ball to those that a node has sent before (2018)."""
-    if not isinstance(new, BallSpace) or not isinstance(old, BallSpace | BallSet):
-        return new
-    before = old.balls if isinstance(old, BallSet) else (old,)
-    return BallSet((*before, new))
