@@ -324,6 +324,14 @@ def test_data_may_come_in_any_of_the_usual_forms(form):
     assert accuracy(result.arrays) > 0.95
 
 
+@pytest.mark.parametrize("space", ["cone", Ball(directions=5)])
+def test_a_model_may_be_a_bare_linear_layer(space):
+    """The module that is the output layer has no name of its own."""
+    bare = run(Gems(space=space), linear_app(model=lambda: nn.Linear(FEATURES, CLASSES)))
+    without = run(Gems(space=space), linear_app())
+    assert record_equal(bare.arrays, without.arrays)
+
+
 def test_a_space_reads_no_data_but_its_own():
     """A cone is made from training data, a ball from validation data; a score from the latter."""
     read = []
