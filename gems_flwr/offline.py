@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 
 from gems_flwr.disk.files import replacing
 from gems_flwr.disk.lock import hold_folder
-from gems_flwr.errors import Failure, GemsError, SpaceError
+from gems_flwr.errors import Failure, OfflineError, SpaceError
 from gems_flwr.intersect.aggregate import Aggregate, OnEmpty, aggregate_spaces
 from gems_flwr.intersect.cone_objective import ConeOptions
 from gems_flwr.intersect.result import Select
@@ -27,10 +27,6 @@ from gems_flwr.spaces.cone import ClassMomentCone
 from gems_flwr.spaces.covariance import LowRankCovariance
 from gems_flwr.spaces.output_layer import flatten_linear, unflatten_linear
 from gems_flwr.spaces.space_files import SUFFIX, Space, SpaceFolder, load_space
-
-
-class OfflineError(GemsError, ValueError):
-    """Files that cannot be aggregated."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -28,7 +28,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from gems_flwr.averaging.divergence import squared_distance
 from gems_flwr.client.faults import fault_reply_mod, node_name
-from gems_flwr.errors import OutdatedMessageError
+from gems_flwr.errors import ModelError, OutdatedMessageError
 from gems_flwr.wire.averaging_replies import (
     pack_averaging_reply,
     pack_needs_model,
@@ -160,7 +160,7 @@ def _train(
             return reply
         records = list(reply.content.array_records.values())
         if len(records) != 1:
-            raise ValueError(f"the train handler replied with {len(records)} models, expected one")
+            raise ModelError(f"the train handler replied with {len(records)} models, expected one")
         model = records[0]
         new = _scalars(reply)
         sums = {key: metrics.get(key, 0) + new[key] for key in _SUMS if key in new}

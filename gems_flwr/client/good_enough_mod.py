@@ -31,6 +31,7 @@ from gems_flwr.client.neuron_building import build_neurons
 from gems_flwr.client.privacy_ledger import spend
 from gems_flwr.client.privacy_mods import refuse_bypass
 from gems_flwr.client.space_building import build_space
+from gems_flwr.errors import ModelError
 from gems_flwr.networks.inputs import Data, LayerReader
 from gems_flwr.networks.layers import weight_layers
 from gems_flwr.radii.layer_data import LayerData
@@ -137,7 +138,7 @@ def good_enough_mod(
         request: NeuronRequest, message: Message, context: Context, call_next: ClientAppCallable
     ) -> Message:
         if model is None:
-            raise ValueError("a request for neurons needs the torch module: give the mod model=")
+            raise ModelError("a request for neurons needs the torch module: give the mod model=")
         reply = call_next(message, context)
         if reply.has_error():
             return reply
@@ -186,7 +187,7 @@ def good_enough_mod(
 def _arrays(message: Message) -> ArrayRecord:
     records = list(message.content.array_records.values())
     if len(records) != 1:
-        raise ValueError(f"expected one ArrayRecord with the model, got {len(records)}")
+        raise ModelError(f"expected one ArrayRecord with the model, got {len(records)}")
     return records[0]
 
 
@@ -202,13 +203,13 @@ def _check_unchanged(sent: Arrays, trained: Arrays, frozen: Iterable[str]) -> No
     """Refuse a network of other shapes, or whose layers that all nodes share were changed."""
     shapes = {key: array.shape for key, array in sent.items()}
     if {key: array.shape for key, array in trained.items()} != shapes:
-        raise ValueError(
+        raise ModelError(
             f"training returned arrays of other names or shapes than {shapes}; build the model at "
             "the widths that were sent, with resize_model"
         )
     changed = [key for key in frozen if not np.array_equal(sent[key], trained[key])]
     if changed:
-        raise ValueError(
+        raise ModelError(
             f"training changed {changed}, which all nodes must have in common: the space would be "
             "about other inputs; call freeze_layers in training (one round of GEMS can do "
             "without training: ask for cones)"

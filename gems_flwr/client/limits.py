@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from flwr.app import Message
 
-from gems_flwr.errors import RefusedError
+from gems_flwr.errors import OptionError, RefusedError
 from gems_flwr.moments.automatic_rank import allowed_rank, may_send_full
 from gems_flwr.moments.class_sums import ClassSums
 from gems_flwr.moments.cone_building import MIN_COUNT
@@ -89,7 +89,7 @@ class NodeLimits:
         }
         for name, (holds, allowed) in rules.items():
             if not holds:
-                raise ValueError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
+                raise OptionError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
 
     @classmethod
     def of_node(cls, config: Mapping[str, Any]) -> NodeLimits:
@@ -97,7 +97,7 @@ class NodeLimits:
 
         Raises
         ------
-        ValueError
+        OptionError
             Names the key and what it may be.
         """
         given: dict[str, Any] = {}
@@ -107,7 +107,7 @@ class NodeLimits:
             value = config[key]
             if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
                 allowed = " or ".join(kind.__name__ for kind in kinds)
-                raise ValueError(f"node-config {key}: expected {allowed}, got {value!r}")
+                raise OptionError(f"node-config {key}: expected {allowed}, got {value!r}")
             given[name] = value
         return cls(**given)
 

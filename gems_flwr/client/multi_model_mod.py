@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from gems_flwr.averaging.steps import best_beta, residual_norm, update_of
 from gems_flwr.client.faults import fault_reply_mod, node_name
-from gems_flwr.errors import OutdatedMessageError, describe_fault
+from gems_flwr.errors import ModelError, OutdatedMessageError, describe_fault
 from gems_flwr.wire.keys import MULTI_MODEL, SERVER_ROUND
 from gems_flwr.wire.model_replies import instruction_config
 from gems_flwr.wire.multi_model_replies import (
@@ -153,7 +153,7 @@ class _Visit:
         if weights is None:
             return False
         if self.loss is None:
-            raise ValueError(
+            raise ModelError(
                 "the server asks for local losses (sampling=lvr), but multi_model_mod was given "
                 "no loss"
             )
@@ -225,7 +225,7 @@ class _Visit:
             self._advance_control(name, reply.content, old)
         records = list(reply.content.array_records.values())
         if len(records) != 1:
-            raise ValueError(f"the train handler replied with {len(records)} models, expected one")
+            raise ModelError(f"the train handler replied with {len(records)} models, expected one")
         metrics = {
             key: value
             for record in reply.content.metric_records.values()
@@ -239,7 +239,7 @@ class _Visit:
         # SGD; taken from the gradients themselves, nobody needs to know K and η.
         gradient = take_gradient(content)
         if gradient is None:
-            raise ValueError(
+            raise ModelError(
                 "SCAFFOLD corrects every gradient, which this node's train handler does not do; "
                 "use task_client_app, or another sampling than scaffold"
             )

@@ -20,6 +20,7 @@ from torch import nn
 from gems_flwr.client.faults import fault_reply_mod, node_name
 from gems_flwr.client.limits import NodeLimits
 from gems_flwr.client.privacy_mods import refuse_bypass
+from gems_flwr.errors import ModelError
 from gems_flwr.model_merging.layer_statistics import statistics_shapes
 from gems_flwr.model_merging.measure import measure_statistics
 from gems_flwr.networks.inputs import Data
@@ -67,7 +68,7 @@ def statistics_mod(
             return reply
         records = list(reply.content.array_records.values())
         if len(records) != 1:
-            raise ValueError(f"expected one ArrayRecord with the model, got {len(records)}")
+            raise ModelError(f"expected one ArrayRecord with the model, got {len(records)}")
         arrays = to_numpy(records[0])
         for shapes in statistics_shapes(request.method, arrays).values():
             if "inputs" in shapes:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
+from gems_flwr.errors import ModelError
 from gems_flwr.typing import Arrays
 
 
@@ -119,7 +120,7 @@ class TaskSet:
     def task(self, name: str | None) -> Task:
         """Return the task of a model."""
         if name is None or name not in self.tasks:
-            raise ValueError(
+            raise ModelError(
                 f"this node has the models {sorted(self.tasks)}, and the message is about "
                 f"{'none in particular' if name is None else repr(name)}"
             )

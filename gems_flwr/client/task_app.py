@@ -20,7 +20,7 @@ from gems_flwr.client.limits import NodeLimits
 from gems_flwr.client.multi_model_mod import multi_model_mod
 from gems_flwr.client.statistics_mod import statistics_mod
 from gems_flwr.client.task import Task, TaskSet
-from gems_flwr.errors import RefusedError
+from gems_flwr.errors import ModelError, RefusedError
 from gems_flwr.networks.surgery import freeze_layers, resize_model
 from gems_flwr.runtime.seeding import derive_seed
 from gems_flwr.wire.keys import (
@@ -171,7 +171,7 @@ def _load_model(task: Task, content: RecordDict) -> nn.Module:
     model = task.build_model()
     record = content.get(ARRAYS)
     if not isinstance(record, ArrayRecord):
-        raise ValueError(f"the message has no ArrayRecord '{ARRAYS}'")
+        raise ModelError(f"the message has no ArrayRecord '{ARRAYS}'")
     return resize_model(model, to_numpy(record))
 
 
@@ -181,7 +181,7 @@ def _pick(made: Task | TaskSet, message: Message) -> Task:
 
 def _several(made: Task | TaskSet) -> TaskSet:
     if not isinstance(made, TaskSet):
-        raise ValueError("the server trains several models, but make_task returned a single task")
+        raise ModelError("the server trains several models, but make_task returned a single task")
     return made
 
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot, softplus
 
+from gems_flwr.errors import OptionError
 from gems_flwr.intersect.components import CascadeSum, EntryBlock
 from gems_flwr.intersect.pooled_moments import PooledMoments
 from gems_flwr.typing import Float
@@ -65,11 +66,11 @@ class ConeOptions:
     def __post_init__(self) -> None:
         if self.class_weight not in get_args(ClassWeight):
             allowed = list(get_args(ClassWeight))
-            raise ValueError(f"class_weight: expected one of {allowed}, got {self.class_weight!r}")
+            raise OptionError(f"class_weight: expected one of {allowed}, got {self.class_weight!r}")
         for name, low in (("ridge", 0), ("iterations", 1), ("points", 1)):
             value = getattr(self, name)
             if value is not None and not value >= low:
-                raise ValueError(f"{name}: expected at least {low}, got {value}")
+                raise OptionError(f"{name}: expected at least {low}, got {value}")
 
 
 # Of a full covariance in double precision at a time.

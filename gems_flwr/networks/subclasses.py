@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from gems_flwr.errors import ModelError
 from gems_flwr.moments.class_clusters import k_means
 from gems_flwr.networks.layers import weight_layers
 
@@ -34,7 +35,7 @@ def split_classes(inputs: Tensor, labels: Tensor, count: int, seed: int) -> Tens
         Source of the clusters' starts.
     """
     if count < 1:
-        raise ValueError(f"count must be at least 1, got {count}")
+        raise ModelError(f"count must be at least 1, got {count}")
     points, out, used = inputs.flatten(1).float(), torch.zeros_like(labels), 0
     for label in torch.unique(labels).tolist():
         mine = labels == label
@@ -64,7 +65,7 @@ def other_output_layer(model: nn.Module, outputs: int, seed: int) -> Iterator[No
     owner = model.get_submodule(parent)
     own = getattr(owner, name)
     if not isinstance(own, nn.Linear):
-        raise ValueError(f"the output layer is a {type(own).__name__}, not linear")
+        raise ModelError(f"the output layer is a {type(own).__name__}, not linear")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed % 2**63)
         setattr(owner, name, nn.Linear(own.in_features, outputs))

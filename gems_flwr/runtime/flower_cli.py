@@ -15,16 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gems_flwr.errors import GemsError
+from gems_flwr.errors import FlowerCliError
 
 COMPLETED = "finished:completed"
 _FINISHED = "finished"
 # How long a run may take to be called finished once its log has ended.
 _END_SECONDS = 20.0
-
-
-class FlowerCliError(GemsError, RuntimeError):
-    """Flower's command line refused; the message is what it said."""
 
 
 @dataclass(frozen=True)

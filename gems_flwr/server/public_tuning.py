@@ -20,6 +20,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from gems_flwr.errors import OptionError
 from gems_flwr.intersect.tuning import fine_tune_linear, fine_tune_network
 from gems_flwr.networks.inputs import LayerReader
 from gems_flwr.networks.surgery import resize_model
@@ -41,16 +42,16 @@ def check_tuning(tune: int, rate: float, public: Sample | None) -> None:
 
     Raises
     ------
-    ValueError
+    OptionError
         Names the option and what to do.
     """
     if tune < 0:
-        raise ValueError(f"tune must be at least 0, got {tune}")
+        raise OptionError(f"tune must be at least 0, got {tune}")
     if not rate > 0:
-        raise ValueError(f"tune_rate must be above 0, got {rate}")
+        raise OptionError(f"tune_rate must be above 0, got {rate}")
     have = 0 if public is None else len(public[1])
     if tune > have:
-        raise ValueError(
+        raise OptionError(
             f"tune={tune} needs as many public samples, there are {have}: lower tune, or give more"
         )
 
@@ -80,13 +81,13 @@ def tune_last_layer(
 
     Raises
     ------
-    ValueError
+    OptionError
         If the output layer has no bias, or a single output.
     """
     reader = LayerReader(arrays, model)
     layer = reader.output_layer(data)
     if layer.bias is None or layer.outputs < 2:
-        raise ValueError(
+        raise OptionError(
             f"tune_layers='last' needs an output layer with a bias and one output per class, "
             f"'{layer.weight}' is none: tune_layers='all' takes any"
         )
@@ -127,10 +128,10 @@ class TunesOnPublicData(RoundLoop):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tune_layers not in get_args(TuneLayers):
-            raise ValueError(f"tune_layers must be 'last' or 'all', got {self.tune_layers!r}")
+            raise OptionError(f"tune_layers must be 'last' or 'all', got {self.tune_layers!r}")
         check_tuning(self.tune, self.tune_rate, self.public_data)
         if self.tune and self.build_model is None:
-            raise ValueError(f"tune={self.tune} needs build_model, which returns the torch module")
+            raise OptionError(f"tune={self.tune} needs build_model, which returns the torch module")
 
     def play_round(
         self,

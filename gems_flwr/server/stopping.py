@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from gems_flwr.errors import OptionError
 from gems_flwr.server.state import RoundRecord
 
 Goal = Literal["max", "min"]
@@ -70,7 +71,7 @@ class PatienceExhausted:
     def __post_init__(self) -> None:
         _check_goal(self.goal)
         if self.rounds < 1:
-            raise ValueError(f"rounds must be at least 1, got {self.rounds}")
+            raise OptionError(f"rounds must be at least 1, got {self.rounds}")
 
     def __call__(self, history: Sequence[RoundRecord]) -> str | None:
         """Return why to stop, or None to go on."""
@@ -89,4 +90,4 @@ class PatienceExhausted:
 
 def _check_goal(goal: str) -> None:
     if goal not in ("max", "min"):
-        raise ValueError(f"goal must be 'max' or 'min', got '{goal}'")
+        raise OptionError(f"goal must be 'max' or 'min', got '{goal}'")

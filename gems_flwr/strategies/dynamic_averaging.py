@@ -34,6 +34,7 @@ from gems_flwr.averaging.balancing import (
 )
 from gems_flwr.averaging.synchronisation import Synchronisation
 from gems_flwr.averaging.threshold import following_loss, steered
+from gems_flwr.errors import OptionError
 from gems_flwr.runtime.seeding import generator
 from gems_flwr.server.learner_state import Ledger, Tally
 from gems_flwr.server.local_learners import AskForModels, LocalLearners, Replies
@@ -75,16 +76,16 @@ class DynamicAveraging(LocalLearners):
         super().__post_init__()
         self._rule(self.delta)
         if not 0 <= self.follow_loss < math.inf:
-            raise ValueError(f"follow_loss must be at least 0, got {self.follow_loss}")
+            raise OptionError(f"follow_loss must be at least 0, got {self.follow_loss}")
         if self.target_rate is not None and not 0 < self.target_rate <= 2:
-            raise ValueError(f"target_rate must be in (0, 2], got {self.target_rate}")
+            raise OptionError(f"target_rate must be in (0, 2], got {self.target_rate}")
         if self.rule.is_on and (self.follow_loss or self.target_rate is not None):
-            raise ValueError(
+            raise OptionError(
                 "robust goes with neither follow_loss nor target_rate: the threshold would follow "
                 "what nodes say of their loss, or how often they claim a violation"
             )
         if self.follow_loss and self.target_rate is not None:
-            raise ValueError("follow_loss and target_rate cannot both set the threshold")
+            raise OptionError("follow_loss and target_rate cannot both set the threshold")
 
     @property
     def period(self) -> int:

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from numpy.typing import NDArray
 
 from gems_flwr import scoring
+from gems_flwr.errors import OptionError
 from gems_flwr.runtime.seeding import generator
 from gems_flwr.strategies.local_models import LocalModels
 
@@ -33,7 +34,7 @@ class Ensemble(LocalModels):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.vote not in get_args(Vote):
-            raise ValueError(f"vote must be one of {list(get_args(Vote))}, got '{self.vote}'")
+            raise OptionError(f"vote must be one of {list(get_args(Vote))}, got '{self.vote}'")
 
     def score(self, members: Sequence[NDArray], labels: NDArray) -> dict[str, float]:
         """Score the vote. A majority has no probabilities, and so no loss."""

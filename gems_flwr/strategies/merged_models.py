@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from gems_flwr.errors import OptionError
 from gems_flwr.model_merging.layer_statistics import Method, check_linear
 from gems_flwr.model_merging.merge_models import merge_models
 from gems_flwr.networks.layers import weight_layers
@@ -64,9 +65,9 @@ class MergedModels(RoundLoop):
         super().__post_init__()
         self._request = StatisticsRequest(self.method, self.labels)
         if not 0 <= self.shrink <= 1:
-            raise ValueError(f"shrink must be in [0, 1], got {self.shrink}")
+            raise OptionError(f"shrink must be in [0, 1], got {self.shrink}")
         if self.damping is not None and not self.damping > 0:
-            raise ValueError(f"damping must be above 0 or none, got {self.damping}")
+            raise OptionError(f"damping must be above 0 or none, got {self.damping}")
         self._told: Mapping[str, Any] = {}
 
     def prepare(self, initial: Arrays, num_rounds: int) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gems_flwr.averaging.synchronisation import Synchronisation
+from gems_flwr.errors import OptionError
 from gems_flwr.runtime.seeding import generator
 from gems_flwr.server.learner_state import Ledger
 from gems_flwr.server.local_learners import AskForModels, LocalLearners, Replies
@@ -38,7 +39,7 @@ class PeriodicAveraging(LocalLearners):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.fraction <= 1:
-            raise ValueError(f"fraction must be above 0 and at most 1, got {self.fraction}")
+            raise OptionError(f"fraction must be above 0 and at most 1, got {self.fraction}")
 
     @property
     def period(self) -> int:

@@ -12,6 +12,7 @@ from typing import ClassVar
 from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
+from gems_flwr.errors import OptionError
 from gems_flwr.server.loop import RoundLoop
 from gems_flwr.server.public_tuning import (
     BuildModel,
@@ -52,7 +53,7 @@ class PublicOnly(RoundLoop):
         super().__post_init__()
         check_tuning(self.tune or 0, self.tune_rate, self.public_data)
         if self.tune is None and (self.public_data is None or not len(self.public_data[1])):
-            raise ValueError("there are no public samples to train on: give public_data")
+            raise OptionError("there are no public samples to train on: give public_data")
 
     def play_round(
         self,
