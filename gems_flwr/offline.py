@@ -31,7 +31,24 @@ from gems_flwr.spaces.space_files import SUFFIX, Space, SpaceFolder, load_space
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OfflineResult:
-    """What came of aggregating files."""
+    """What came of aggregating files.
+
+    Examples
+    --------
+    What `aggregate_files` returns:
+
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> import torch
+    >>> from gems_flwr import build_cone, aggregate_files, save_space
+    >>> cone = build_cone(torch.randn(200, 3), torch.arange(200) % 2, num_classes=2)
+    >>> with TemporaryDirectory() as folder:
+    ...     files = [Path(folder, f"{name}.safetensors") for name in ("north", "south")]
+    ...     sizes = [save_space(file, cone) for file in files]
+    ...     result = aggregate_files(files, Path(folder, "model.safetensors"))
+    >>> result.rejected, result.aggregate.intersection.status
+    ((), 'feasible')
+    """
 
     aggregate: Aggregate
     nodes: tuple[str, ...]
@@ -75,6 +92,20 @@ def aggregate_files(
         If another process adds to the same spaces.
     DiskError
         If spaces or layer cannot be written.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> import torch
+    >>> from gems_flwr import build_cone, aggregate_files, save_space
+    >>> cone = build_cone(torch.randn(200, 3), torch.arange(200) % 2, num_classes=2)
+    >>> with TemporaryDirectory() as folder:
+    ...     files = [Path(folder, f"{name}.safetensors") for name in ("north", "south")]
+    ...     sizes = [save_space(file, cone) for file in files]
+    ...     result = aggregate_files(files, Path(folder, "model.safetensors"))
+    >>> result.nodes
+    ('north', 'south')
     """
     kept = output.with_suffix(".spaces")
     with hold_folder(kept):

@@ -71,7 +71,28 @@ class _Memory:
 
 
 def dynamic_averaging_mod() -> Mod:
-    """Return a mod that keeps the local model on the node; see the module's docstring."""
+    """Return a mod that keeps the local model on the node; see the module's docstring.
+
+    Examples
+    --------
+    The handler is yours; this one adds the node's number to each weight:
+
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+    >>> from flwr.clientapp import ClientApp
+    >>> from gems_flwr import InProcessGrid, PeriodicAveraging, dynamic_averaging_mod
+    >>> app = ClientApp(mods=[dynamic_averaging_mod()])
+    >>> @app.train()
+    ... def train(message, context):
+    ...     [w] = message.content["arrays"].to_numpy_ndarrays()
+    ...     arrays = ArrayRecord([w + context.node_config["partition-id"]])
+    ...     metrics = MetricRecord({"num-examples": 1})
+    ...     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+    >>> grid = InProcessGrid(app, nodes=3)
+    >>> result = PeriodicAveraging(b=2).start(grid, ArrayRecord([np.zeros(2)]), num_rounds=2)
+    >>> result.arrays.to_numpy_ndarrays()
+    [array([2., 2.])]
+    """
 
     def guarded(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         if requested_averaging(message.content) is None:

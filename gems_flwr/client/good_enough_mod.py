@@ -83,6 +83,29 @@ def good_enough_mod(
     limits : NodeLimits, optional
         What the node gives away at most. By default its ``--node-config`` says so, and where that
         says nothing, the defaults of `NodeLimits` hold.
+
+    Examples
+    --------
+    Two nodes with one class each, and the model that is good enough for both:
+
+    >>> import numpy as np
+    >>> import torch
+    >>> from flwr.app import ArrayRecord
+    >>> from flwr.clientapp import ClientApp
+    >>> from gems_flwr import Gems, InProcessGrid, good_enough_mod
+    >>> def data(context):
+    ...     node = context.node_config["partition-id"]
+    ...     rng = np.random.default_rng(node)
+    ...     inputs = rng.normal(size=(100, 2)) + 5 * node
+    ...     return inputs.astype(np.float32), np.full(100, node)
+    >>> app = ClientApp(mods=[good_enough_mod(data)])
+    >>> @app.train()
+    ... def train(message, context):
+    ...     raise NotImplementedError("a cone needs no trained model")
+    >>> initial = ArrayRecord(torch.nn.Linear(2, 2).state_dict())
+    >>> result = Gems(verify=True).start(InProcessGrid(app, nodes=2), initial)
+    >>> result.details["node_scores"]
+    {'0': 1.0, '1': 1.0}
     """
 
     def good_enough(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

@@ -67,6 +67,14 @@ class NodeLimits:
     share_examples, seeded_noise : bool, default False
         Whether the node hands out its raw data (the pooled reference), and draws private noise
         from the run's seed. For simulations only, where all data is on one machine anyway.
+
+    Examples
+    --------
+    >>> from gems_flwr import NodeLimits
+    >>> NodeLimits(require_dp=True, dp_budget=3.0).require_dp
+    True
+    >>> NodeLimits.of_node({"largest-rank": 20, "name": "north"}).largest_rank
+    20
     """
 
     min_count: int = 2

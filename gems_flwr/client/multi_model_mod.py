@@ -74,6 +74,27 @@ def multi_model_mod(
     loss : callable, optional
         Gets the context, a model's name and its arrays; returns the model's mean loss on the
         node's training data, at least 0. Only ``sampling="lvr"`` asks for it.
+
+    Examples
+    --------
+    Nodes that train one of two models in a round, with an ordinary handler:
+
+    >>> import numpy as np
+    >>> from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+    >>> from flwr.clientapp import ClientApp
+    >>> from gems_flwr import InProcessGrid, MultiModel, join_models, multi_model_mod
+    >>> mod = multi_model_mod(holdings=lambda context: {"faces": 600, "words": 50})
+    >>> app = ClientApp(mods=[mod])
+    >>> @app.train()
+    ... def train(message, context):  # message.content["config"]["model"] says which
+    ...     metrics = MetricRecord({"num-examples": 50})
+    ...     content = RecordDict({"arrays": message.content["arrays"], "metrics": metrics})
+    ...     return Message(content, reply_to=message)
+    >>> models = join_models({"faces": {"w": np.zeros(3)}, "words": {"w": np.zeros(2)}})
+    >>> initial = ArrayRecord({key: Array(array) for key, array in models.items()})
+    >>> result = MultiModel(budget=2).start(InProcessGrid(app, nodes=4), initial, num_rounds=1)
+    >>> list(result.arrays)
+    ['member/faces/w', 'member/words/w']
     """
 
     def guarded(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

@@ -48,6 +48,18 @@ def statistics_mod(
     limits : NodeLimits, optional
         What the node gives away at most, by default what its ``--node-config`` says. Second moments
         of a layer's inputs are full moments: they are refused where the samples are too few.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from flwr.clientapp import ClientApp
+    >>> from gems_flwr import statistics_mod
+    >>> def data(context):
+    ...     rng = np.random.default_rng(context.node_config["partition-id"])
+    ...     return rng.normal(size=(100, 2)).astype(np.float32), np.arange(100) % 2
+    >>> app = ClientApp(mods=[statistics_mod(data)])
+
+    and a train handler; `MergedModels` has a whole run.
     """
 
     def measured(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

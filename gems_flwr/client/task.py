@@ -30,6 +30,12 @@ class Report:
         Samples used, greater than 0: the node's weight in averages.
     metrics : mapping from str to float
         Scalars such as ``loss`` and ``accuracy``.
+
+    Examples
+    --------
+    >>> from gems_flwr import Report
+    >>> Report(num_examples=120, metrics={"loss": 0.3}).metrics["loss"]
+    0.3
     """
 
     num_examples: int
@@ -37,7 +43,30 @@ class Report:
 
 
 class Task(ABC):
-    """One node's model and data."""
+    """One node's model and data.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from gems_flwr import Report, Task
+    >>> class Blobs(Task):
+    ...     inputs, labels = torch.randn(64, 2), torch.arange(64) % 2
+    ...     def build_model(self):
+    ...         return torch.nn.Linear(2, 2)
+    ...     def train(self, model, *, seed, config):
+    ...         step = torch.optim.SGD(model.parameters(), lr=0.1)
+    ...         loss = torch.nn.functional.cross_entropy(model(self.inputs), self.labels)
+    ...         loss.backward()
+    ...         step.step()
+    ...         return Report(64, {"loss": float(loss)})
+    ...     def evaluate(self, model, *, config):
+    ...         return Report(64, {"loss": self.loss(model)})
+    ...     def validation_data(self):
+    ...         return self.inputs, self.labels
+    >>> task = Blobs()
+    >>> task.train(task.build_model(), seed=0, config={}).num_examples
+    64
+    """
 
     @abstractmethod
     def build_model(self) -> nn.Module:
@@ -111,6 +140,17 @@ class TaskSet:
         Training examples of each; a task with none is never asked for.
     capacity : int, default 1
         The most models that the node trains in a round, at least 0.
+
+    Examples
+    --------
+    Of two models this node has data for both, and trains one in a round; see `Task` for what a
+    task is.
+
+    >>> from gems_flwr import TaskSet
+    >>> faces, words = object(), object()  # stand for tasks
+    >>> tasks = TaskSet({"faces": faces, "words": words}, examples={"faces": 600, "words": 50})
+    >>> tasks.task("faces") is faces, tasks.capacity
+    (True, 1)
     """
 
     tasks: Mapping[str, Task]

@@ -67,6 +67,31 @@ def task_client_app(
         layer's neurons (at the widths and with the frozen layers that the server wants), for
         dynamic averaging, for statistics to merge by or for several models, ``evaluate`` and
         ``query.introduce``; every fault in the task becomes an error reply.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from flwr.app import ArrayRecord
+    >>> from gems_flwr import FedAvg, InProcessGrid, Report, Task, task_client_app
+    >>> class Blobs(Task):
+    ...     inputs, labels = torch.randn(64, 2), torch.arange(64) % 2
+    ...     def build_model(self):
+    ...         return torch.nn.Linear(2, 2)
+    ...     def train(self, model, *, seed, config):
+    ...         step = torch.optim.SGD(model.parameters(), lr=0.1)
+    ...         loss = torch.nn.functional.cross_entropy(model(self.inputs), self.labels)
+    ...         loss.backward()
+    ...         step.step()
+    ...         return Report(64, {"loss": float(loss)})
+    ...     def evaluate(self, model, *, config):
+    ...         return Report(64, {"loss": self.loss(model)})
+    ...     def validation_data(self):
+    ...         return self.inputs, self.labels
+    >>> app = task_client_app(lambda context: Blobs())
+    >>> initial = ArrayRecord(Blobs().build_model().state_dict())
+    >>> result = FedAvg().start(InProcessGrid(app, nodes=2), initial, num_rounds=2)
+    >>> len(result.train_metrics_clientapp)
+    2
     """
     app = ClientApp()
 

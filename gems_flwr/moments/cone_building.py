@@ -125,6 +125,14 @@ def build_cone(
     ------
     SpaceError
         If no class has enough samples.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from gems_flwr import build_cone
+    >>> cone = build_cone(torch.randn(200, 3), torch.arange(200) % 2, num_classes=2)
+    >>> cone.num_classes, cone.num_features
+    (2, 3)
     """
     least = least_count(rank, inputs.shape[1], min_count, private)
     if private is not None:

@@ -44,6 +44,21 @@ def resize_model(model: Model, arrays: Arrays) -> Model:
     ------
     ModelError
         If the arrays do not belong to this architecture.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from torch import nn
+    >>> from gems_flwr import resize_model
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> sent = {  # by the server, with 12 hidden neurons instead of 8
+    ...     "0.weight": np.zeros((12, 4), np.float32),
+    ...     "0.bias": np.zeros(12, np.float32),
+    ...     "2.weight": np.zeros((2, 12), np.float32),
+    ...     "2.bias": np.zeros(2, np.float32),
+    ... }
+    >>> resize_model(model, sent)[0]
+    Linear(in_features=4, out_features=12, bias=True)
     """
     state = model.state_dict()
     if state.keys() != arrays.keys():
@@ -72,6 +87,15 @@ def freeze_layers(model: nn.Module, count: int) -> None:
         Changed in place: the weights of the lowest `count` layers get no gradients.
     count : int
         How many; 0 freezes nothing.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> from gems_flwr import freeze_layers
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> freeze_layers(model, 1)
+    >>> [name for name, weight in model.named_parameters() if weight.requires_grad]
+    ['2.weight', '2.bias']
     """
     if count == 0:
         return

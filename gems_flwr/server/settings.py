@@ -15,7 +15,16 @@ from gems_flwr.server.stopping import StopRule
 
 
 class Callback:
-    """Override what you want to hear about; every method does nothing by default."""
+    """Override what you want to hear about; every method does nothing by default.
+
+    Examples
+    --------
+    >>> from gems_flwr import Callback, FedAvg
+    >>> class Bell(Callback):
+    ...     def on_round_end(self, record):
+    ...         print("round", record.round, "is done")
+    >>> strategy = FedAvg(callbacks=[Bell()])
+    """
 
     def on_start(self, strategy: str, num_rounds: int, finished_rounds: int) -> None:
         """Hear that a run begins, or goes on after `finished_rounds`."""

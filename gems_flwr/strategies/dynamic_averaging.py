@@ -62,6 +62,27 @@ class DynamicAveraging(LocalLearners):
         Models, up and down, that a node should move per check on average, in (0, 2].
     **learners
         See `LocalLearners`.
+
+    Examples
+    --------
+    Learners that drift apart, each by its number in every round:
+
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+    >>> from flwr.clientapp import ClientApp
+    >>> from gems_flwr import DynamicAveraging, InProcessGrid, dynamic_averaging_mod
+    >>> app = ClientApp(mods=[dynamic_averaging_mod()])
+    >>> @app.train()
+    ... def train(message, context):
+    ...     [w] = message.content["arrays"].to_numpy_ndarrays()
+    ...     arrays = ArrayRecord([w + context.node_config["partition-id"]])
+    ...     metrics = MetricRecord({"num-examples": 1})
+    ...     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+    >>> grid = InProcessGrid(app, nodes=3)
+    >>> strategy = DynamicAveraging(delta=10, final_sync=False)
+    >>> result = strategy.start(grid, ArrayRecord([np.zeros(2)]), num_rounds=2)
+    >>> result.details["violations"], result.details["models_up"]  # both in round 2
+    (1, 3)
     """
 
     delta: float = 0.7

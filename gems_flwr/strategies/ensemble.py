@@ -27,6 +27,17 @@ class Ensemble(LocalModels):
         class with the highest mean probability.
     **tuning
         See `LocalModels`.
+
+    Examples
+    --------
+    The strategy knows how its models vote; it is started as `LocalModels` is:
+
+    >>> import numpy as np
+    >>> from gems_flwr import Ensemble
+    >>> first = np.array([[0.9, 0.1], [0.6, 0.4]])  # class probabilities of two samples
+    >>> second = np.array([[0.8, 0.2], [0.1, 0.9]])
+    >>> Ensemble(vote="softmax_mean").score([first, second], np.array([0, 1]))["accuracy"]
+    1.0
     """
 
     vote: Vote = "majority"

@@ -51,6 +51,27 @@ class MergedModels(RoundLoop):
         Whether a node counts by its number of examples, or all count the same.
     **loop
         See `RoundLoop`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import torch
+    >>> from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+    >>> from flwr.clientapp import ClientApp
+    >>> from gems_flwr import InProcessGrid, MergedModels, statistics_mod
+    >>> def data(context):
+    ...     rng = np.random.default_rng(context.node_config["partition-id"])
+    ...     return rng.normal(size=(100, 2)).astype(np.float32), np.arange(100) % 2
+    >>> app = ClientApp(mods=[statistics_mod(data)])
+    >>> @app.train()
+    ... def train(message, context):  # a real one trains
+    ...     metrics = MetricRecord({"num-examples": 100})
+    ...     content = RecordDict({"arrays": message.content["arrays"], "metrics": metrics})
+    ...     return Message(content, reply_to=message)
+    >>> initial = ArrayRecord(torch.nn.Linear(2, 2).state_dict())
+    >>> result = MergedModels(method="regmean").start(InProcessGrid(app, nodes=2), initial)
+    >>> list(result.arrays), result.details["method"]
+    (['weight', 'bias'], 'regmean')
     """
 
     method: Method = "regmean"

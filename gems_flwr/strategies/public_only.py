@@ -40,6 +40,21 @@ class PublicOnly(RoundLoop):
         Adam's rate, above 0.
     **loop
         See `RoundLoop`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from flwr.app import ArrayRecord
+    >>> from flwr.clientapp import ClientApp
+    >>> from gems_flwr import InProcessGrid, PublicOnly
+    >>> def build_model():
+    ...     return torch.nn.Linear(2, 2)
+    >>> public = torch.tensor([[0.0, 1.0], [1.0, 0.0]]).numpy(), torch.tensor([0, 1]).numpy()
+    >>> strategy = PublicOnly(build_model=build_model, public_data=public)
+    >>> grid = InProcessGrid(ClientApp(), nodes=2)  # asked for nothing
+    >>> result = strategy.start(grid, ArrayRecord(build_model().state_dict()))
+    >>> result.details["tuned_on"], result.traffic.messages_down
+    (2, 0)
     """
 
     build_model: BuildModel

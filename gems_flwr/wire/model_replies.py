@@ -48,6 +48,13 @@ class ModelReply:
         How many samples the node trained on, greater than 0.
     metrics : mapping from str to float
         The node's other scalar metrics, all finite.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gems_flwr import ModelReply
+    >>> ModelReply({"w": np.zeros(2)}, num_examples=120, metrics={"loss": 0.3}).metrics["loss"]
+    0.3
     """
 
     arrays: Arrays
