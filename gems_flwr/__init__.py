@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from gems_flwr.errors import SpaceError as SpaceError
     from gems_flwr.errors import StateNotSavedError as StateNotSavedError
     from gems_flwr.moments.cone_building import build_cone as build_cone
+    from gems_flwr.networks.subclasses import other_output_layer as other_output_layer
+    from gems_flwr.networks.subclasses import split_classes as split_classes
     from gems_flwr.networks.surgery import freeze_layers as freeze_layers
     from gems_flwr.networks.surgery import resize_model as resize_model
     from gems_flwr.offline import OfflineResult as OfflineResult
@@ -123,7 +125,9 @@ _HOMES = {
     "freeze_layers": "networks.surgery",
     "good_enough_mod": "client.good_enough_mod",
     "multi_model_mod": "client.multi_model_mod",
+    "other_output_layer": "networks.subclasses",
     "resize_model": "networks.surgery",
+    "split_classes": "networks.subclasses",
     "statistics_mod": "client.statistics_mod",
     "task_client_app": "client.task_app",
     # Running, watching and stopping.

@@ -58,16 +58,15 @@ def test_the_wheel_installs_into_an_empty_environment_and_runs(wheel, tmp_path):
     assert {p.name.split("-")[0] for p in site.iterdir()} == {"gems_flwr"}
     (site / "lent.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     script = """
-import gems_flwr, gems_flwr.client, numpy as np
-from flwr.app import ArrayRecord, Array, Message
+import gems_flwr, numpy as np
+from flwr.app import ArrayRecord, Array, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from gems_flwr.runtime import InProcessGrid
-from gems_flwr.strategies import FedAvg
-from gems_flwr import wire
+from gems_flwr import FedAvg, InProcessGrid
 app = ClientApp()
 @app.train()
 def train(message, context):
-    content = wire.pack_model_reply(message.content["arrays"], {}, num_examples=1, name="0")
+    metrics = MetricRecord({"num-examples": 1})
+    content = RecordDict({"arrays": message.content["arrays"], "metrics": metrics})
     return Message(content, reply_to=message)
 result = FedAvg().start(InProcessGrid(app, 2), ArrayRecord({"a": Array(np.ones(2))}))
 print(gems_flwr.__file__, result.arrays["a"].numpy().tolist())

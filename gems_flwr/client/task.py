@@ -58,7 +58,7 @@ class Task(ABC):
     ...         loss = torch.nn.functional.cross_entropy(model(self.inputs), self.labels)
     ...         loss.backward()
     ...         step.step()
-    ...         return Report(64, {"loss": float(loss)})
+    ...         return Report(64, {"loss": loss.item()})
     ...     def evaluate(self, model, *, config):
     ...         return Report(64, {"loss": self.loss(model)})
     ...     def validation_data(self):

@@ -82,7 +82,7 @@ def task_client_app(
     ...         loss = torch.nn.functional.cross_entropy(model(self.inputs), self.labels)
     ...         loss.backward()
     ...         step.step()
-    ...         return Report(64, {"loss": float(loss)})
+    ...         return Report(64, {"loss": loss.item()})
     ...     def evaluate(self, model, *, config):
     ...         return Report(64, {"loss": self.loss(model)})
     ...     def validation_data(self):

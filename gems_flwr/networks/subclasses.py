@@ -33,6 +33,15 @@ def split_classes(inputs: Tensor, labels: Tensor, count: int, seed: int) -> Tens
         Clusters per class, at least 1; fewer if a class has fewer distinct samples.
     seed : int
         Source of the clusters' starts.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from gems_flwr import split_classes
+    >>> inputs, labels = torch.tensor([[0.0], [9.0], [5.0], [5.1]]), torch.tensor([0, 0, 1, 1])
+    >>> split = split_classes(inputs, labels, count=2, seed=0)
+    >>> bool(split[0] == split[1]), int(split.max())
+    (False, 3)
     """
     if count < 1:
         raise ModelError(f"count must be at least 1, got {count}")
@@ -59,6 +68,17 @@ def other_output_layer(model: nn.Module, outputs: int, seed: int) -> Iterator[No
         Outputs of the other layer.
     seed : int
         Source of its initial weights.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> from gems_flwr import other_output_layer
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> with other_output_layer(model, outputs=20, seed=0):
+    ...     model[-1].out_features  # train here
+    20
+    >>> model[-1].out_features
+    2
     """
     state = {key: value.detach().cpu().numpy() for key, value in model.state_dict().items()}
     parent, _, name = weight_layers(state)[-1].name.rpartition(".")
