@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gems_flwr.client.dynamic_averaging_mod import (
         dynamic_averaging_mod as dynamic_averaging_mod,
     )
-    from gems_flwr.client.faults import fault_reply_mod as fault_reply_mod
+    from gems_flwr.client.fault_reply_mod import fault_reply_mod as fault_reply_mod
     from gems_flwr.client.good_enough_mod import good_enough_mod as good_enough_mod
     from gems_flwr.client.limits import NodeLimits as NodeLimits
     from gems_flwr.client.multi_model_mod import multi_model_mod as multi_model_mod
@@ -121,7 +121,7 @@ _HOMES = {
     "Task": "client.task",
     "TaskSet": "client.task",
     "dynamic_averaging_mod": "client.dynamic_averaging_mod",
-    "fault_reply_mod": "client.faults",
+    "fault_reply_mod": "client.fault_reply_mod",
     "freeze_layers": "networks.surgery",
     "good_enough_mod": "client.good_enough_mod",
     "multi_model_mod": "client.multi_model_mod",
