@@ -4,7 +4,7 @@ Several models are trained at once on the same clients. A round has a budget of 
 pairs in expectation, client i trains at most B_i models. With shares d, probabilities p, updates U
 and the active set A_s, ``Σ_{i∈A_s} (d_is / p_is) U_is`` is an unbiased estimate of the full update
 ``Σ_i d_is U_is``. Clients are drawn independently of each other, so its variance, summed over the
-models, is ``Σ (1/p − 1) ‖d U‖²``: `sampling_variance`. `optimal_probabilities` minimises it.
+models, is ``Σ (1/p − 1) ‖d U‖²``, which `optimal_probabilities` minimises.
 
 Matrices have one row per client and one column per model.
 
@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Matrix = NDArray[np.float64]
+from gems_flwr.typing import Float
 
 # Sums of probabilities this close to a whole number are that number.
 _ROUNDING = 1e-9
@@ -35,7 +35,7 @@ _ROUNDING = 1e-9
 _LOSS_FLOOR = 0.01
 
 
-def optimal_probabilities(importance: ArrayLike, budget: float, capacity: ArrayLike = 1) -> Matrix:
+def optimal_probabilities(importance: ArrayLike, budget: float, capacity: ArrayLike = 1) -> Float:
     """Return the probabilities that minimise the variance.
 
     Parameters
@@ -71,7 +71,7 @@ def optimal_probabilities(importance: ArrayLike, budget: float, capacity: ArrayL
     return np.asarray(np.minimum(shares, 1.0))
 
 
-def uniform_probabilities(available: ArrayLike, budget: float, capacity: ArrayLike = 1) -> Matrix:
+def uniform_probabilities(available: ArrayLike, budget: float, capacity: ArrayLike = 1) -> Float:
     """Return the same probability for every available pair, as far as capacities allow.
 
     Parameters
@@ -85,7 +85,7 @@ def uniform_probabilities(available: ArrayLike, budget: float, capacity: ArrayLi
     return optimal_probabilities((pairs > 0).astype(np.float64), budget, capacity)
 
 
-def loss_importance(losses: ArrayLike, shares: ArrayLike, available: ArrayLike) -> Matrix:
+def loss_importance(losses: ArrayLike, shares: ArrayLike, available: ArrayLike) -> Float:
     """Return d × loss, with at least 1 % of the model's mean loss: nobody is left out for good.
 
     The mean is over the available pairs of a model, weighted by their shares.
@@ -107,7 +107,7 @@ def loss_importance(losses: ArrayLike, shares: ArrayLike, available: ArrayLike) 
     return np.asarray(d * np.maximum(values, _LOSS_FLOOR * means))
 
 
-def closed_form_probabilities(importance: ArrayLike, budget: float) -> Matrix:
+def closed_form_probabilities(importance: ArrayLike, budget: float) -> Float:
     """Return the slides' Eq. 5, for clients that train at most one model.
 
     With clients ordered by M_i, the sum of their importances, and k the largest integer with
@@ -175,7 +175,7 @@ def draw_assignment(probabilities: ArrayLike, rng: np.random.Generator) -> NDArr
 
 def aggregation_coefficients(
     shares: ArrayLike, probabilities: ArrayLike, active: ArrayLike
-) -> Matrix:
+) -> Float:
     """Return d / p for the active pairs and 0 for the others: unbiased whatever p > 0 is.
 
     Parameters
@@ -200,29 +200,9 @@ def aggregation_coefficients(
     return np.asarray(np.divide(d, p, out=np.zeros_like(d), where=chosen))
 
 
-def sampling_variance(importance: ArrayLike, probabilities: ArrayLike) -> NDArray[np.float64]:
-    """Return the variance of the estimate of each model's update, Σ_i (1/p − 1) ‖d U‖².
-
-    Parameters
-    ----------
-    importance : array of shape (clients, models)
-        ‖d U‖, the norms themselves and not what stands for them.
-    probabilities : array of the same shape
-        Infinite variance (a biased estimate, in fact) where p is 0 and the importance is not.
-
-    Returns
-    -------
-    ndarray of shape (models,)
-    """
-    a, p = _checked_importance(importance), _checked_probabilities(probabilities)
-    odds = np.divide(1 - p, p, out=np.full_like(p, np.inf), where=p > 0)
-    terms = np.multiply(a * a, odds, out=np.zeros_like(a), where=a > 0)
-    return np.asarray(terms.sum(axis=0))
-
-
 def estimated_variance(
     residual_norms: ArrayLike, coefficients: ArrayLike, probabilities: ArrayLike
-) -> NDArray[np.float64]:
+) -> Float:
     """Estimate the variance from active pairs alone: Σ_active (1 − p) c² ‖r‖², without bias.
 
     The variance of Σ c_i r_i over active i is Σ_i p (1 − p) c² ‖r‖²; an active pair stands for
@@ -242,14 +222,14 @@ def estimated_variance(
     return np.asarray(((1 - p) * (c * norms) ** 2).sum(axis=0))
 
 
-def data_shares(examples: ArrayLike) -> Matrix:
+def data_shares(examples: ArrayLike) -> Float:
     """Return d: each client's share of each model's examples; 0 for a model that nobody has."""
     counts = np.asarray(examples, dtype=np.float64)
     totals = counts.sum(axis=0, keepdims=True)
     return np.asarray(np.divide(counts, totals, out=np.zeros_like(counts), where=totals > 0))
 
 
-def _own_levels(values: Matrix, limits: NDArray[np.int64]) -> NDArray[np.float64]:
+def _own_levels(values: Float, limits: NDArray[np.int64]) -> Float:
     """Return for each client the λ at which its probabilities sum to its limit; 0 if never."""
     clients, models = values.shape
     largest_first = -np.sort(-values, axis=1)
@@ -266,7 +246,7 @@ def _own_levels(values: Matrix, limits: NDArray[np.int64]) -> NDArray[np.float64
     return levels
 
 
-def _common_level(values: Matrix, own_levels: NDArray[np.float64], budget: float) -> float:
+def _common_level(values: Float, own_levels: Float, budget: float) -> float:
     """Return the λ for all at which the probabilities sum to the budget; 0 if they cannot.
 
     A pair's probability is constant, min(1, a / own level), up to λ = max(a, own level), and a / λ
@@ -293,7 +273,7 @@ def _common_level(values: Matrix, own_levels: NDArray[np.float64], budget: float
     return float(min(max(level, points[last]), highest))
 
 
-def _checked_importance(importance: ArrayLike, what: str = "importance") -> Matrix:
+def _checked_importance(importance: ArrayLike, what: str = "importance") -> Float:
     values = np.asarray(importance, dtype=np.float64)
     if values.ndim != 2:
         raise ValueError(f"{what} must have clients as rows, models as columns, got {values.shape}")
@@ -318,7 +298,7 @@ def _check_budget(budget: float) -> None:
         raise ValueError(f"budget must be a number above 0, got {budget}")
 
 
-def _checked_probabilities(probabilities: ArrayLike) -> Matrix:
+def _checked_probabilities(probabilities: ArrayLike) -> Float:
     p = np.asarray(probabilities, dtype=np.float64)
     if p.ndim != 2 or not ((p >= 0) & (p <= 1)).all():
         raise ValueError("probabilities must be a matrix of numbers from 0 to 1")

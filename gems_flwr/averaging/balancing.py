@@ -40,7 +40,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from gems_flwr.averaging.divergence import squared_distance
+from gems_flwr.averaging.distances import squared_distance
 from gems_flwr.averaging.robust_rules import RobustRule
 from gems_flwr.averaging.synchronisation import Coordinator, Synchronisation, combined_floats
 from gems_flwr.errors import OptionError

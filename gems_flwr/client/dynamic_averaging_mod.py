@@ -26,9 +26,9 @@ from typing import cast
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from gems_flwr.averaging.divergence import squared_distance
+from gems_flwr.averaging.distances import squared_distance
 from gems_flwr.client.fault_reply_mod import fault_reply_mod, node_name
-from gems_flwr.errors import ModelError, OutdatedMessageError
+from gems_flwr.errors import OutdatedMessageError
 from gems_flwr.wire.averaging_replies import (
     pack_averaging_reply,
     pack_needs_model,
@@ -48,7 +48,7 @@ from gems_flwr.wire.keys import (
     SERVER_ROUND,
 )
 from gems_flwr.wire.model_replies import instruction_config
-from gems_flwr.wire.records import to_numpy
+from gems_flwr.wire.records import only_model, to_numpy
 from gems_flwr.wire.requests import AveragingRequest
 
 Metrics = Mapping[str, int | float]
@@ -179,10 +179,7 @@ def _train(
         reply = call_next(message, context)
         if reply.has_error():
             return reply
-        records = list(reply.content.array_records.values())
-        if len(records) != 1:
-            raise ModelError(f"the train handler replied with {len(records)} models, expected one")
-        model = records[0]
+        model = only_model(reply.content)
         new = _scalars(reply)
         sums = {key: metrics.get(key, 0) + new[key] for key in _SUMS if key in new}
         metrics = {**new, **sums}

@@ -42,7 +42,7 @@ from gems_flwr.typing import Arrays
 from gems_flwr.wire.keys import RUN_SEED, SERVER_ROUND
 from gems_flwr.wire.model_replies import instruction_config
 from gems_flwr.wire.neuron_replies import pack_neurons_reply, requested_neurons
-from gems_flwr.wire.records import to_numpy
+from gems_flwr.wire.records import only_model, to_numpy
 from gems_flwr.wire.requests import NeuronRequest, SpaceRequest
 from gems_flwr.wire.space_replies import (
     pack_score_reply,
@@ -208,10 +208,7 @@ def good_enough_mod(
 
 
 def _arrays(message: Message) -> ArrayRecord:
-    records = list(message.content.array_records.values())
-    if len(records) != 1:
-        raise ModelError(f"expected one ArrayRecord with the model, got {len(records)}")
-    return records[0]
+    return only_model(message.content)
 
 
 def _run_seed(message: Message) -> int:

@@ -50,7 +50,7 @@ from gems_flwr.wire.multi_model_requests import (
     vector_of,
     vector_record,
 )
-from gems_flwr.wire.records import to_numpy
+from gems_flwr.wire.records import only_model, to_numpy
 from gems_flwr.wire.requests import ModelsRequest
 
 Loss = Callable[[Context, str, ArrayRecord], float]
@@ -244,16 +244,14 @@ class _Visit:
             raise RuntimeError(reply.error.reason)
         if old is not None:
             self._advance_control(name, reply.content, old)
-        records = list(reply.content.array_records.values())
-        if len(records) != 1:
-            raise ModelError(f"the train handler replied with {len(records)} models, expected one")
+        trained = only_model(reply.content)
         metrics = {
             key: value
             for record in reply.content.metric_records.values()
             for key, value in record.items()
             if not isinstance(value, list)
         }
-        return records[0], metrics
+        return trained, metrics
 
     def _advance_control(self, name: str, content: RecordDict, old: NDArray) -> None:
         # SCAFFOLD's option II, c_i − c + (x − y) / (Kη), is the mean gradient if steps are plain

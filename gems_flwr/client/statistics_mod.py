@@ -20,14 +20,13 @@ from torch import nn
 from gems_flwr.client.fault_reply_mod import fault_reply_mod, node_name
 from gems_flwr.client.limits import NodeLimits
 from gems_flwr.client.privacy_mods import refuse_bypass
-from gems_flwr.errors import ModelError
 from gems_flwr.model_merging.layer_statistics import statistics_shapes
 from gems_flwr.model_merging.measure import measure_statistics
 from gems_flwr.networks.inputs import Data
 from gems_flwr.runtime.seeding import derive_seed
 from gems_flwr.wire.keys import RUN_SEED
 from gems_flwr.wire.model_replies import instruction_config, unpack_metrics_reply
-from gems_flwr.wire.records import to_numpy
+from gems_flwr.wire.records import only_model, to_numpy
 from gems_flwr.wire.statistics_replies import put_statistics, requested_statistics
 
 
@@ -78,10 +77,7 @@ def statistics_mod(
         reply = call_next(message, context)
         if reply.has_error():
             return reply
-        records = list(reply.content.array_records.values())
-        if len(records) != 1:
-            raise ModelError(f"expected one ArrayRecord with the model, got {len(records)}")
-        arrays = to_numpy(records[0])
+        arrays = to_numpy(only_model(reply.content))
         for shapes in statistics_shapes(request.method, arrays).values():
             if "inputs" in shapes:
                 samples = int(unpack_metrics_reply(reply.content).num_examples)

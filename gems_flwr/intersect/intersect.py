@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 from gems_flwr.errors import OptionError
 from gems_flwr.intersect.balls import intersect_balls
-from gems_flwr.intersect.cone_objective import ConeOptions, PublicSample
 from gems_flwr.intersect.cones import solve_cones
 from gems_flwr.intersect.mixed import Convex, intersect_convex
 from gems_flwr.intersect.result import Intersection, Select
@@ -26,8 +25,6 @@ from gems_flwr.spaces.space_files import Space
 def intersect(
     spaces: Sequence[Space],
     select: Select | None = None,
-    cone_options: ConeOptions | None = None,
-    public: PublicSample | None = None,
 ) -> Intersection:
     """Return a model in the spaces of all nodes, or a proof that there is none.
 
@@ -37,10 +34,6 @@ def intersect(
         One per node, of one dimension.
     select : {"first", "margin", "objective"}, optional
         Which point; ``objective`` if there are only cones, else ``first``.
-    cone_options : ConeOptions, optional
-        For ``objective``.
-    public : PublicSample, optional
-        For ``objective``: joins the loss.
 
     Raises
     ------
@@ -56,7 +49,7 @@ def intersect(
         if not only_cones:
             kinds = sorted({space.kind for space in spaces})
             raise OptionError(f"select: objective expects only cones, got {kinds}")
-        return solve_cones(cones, cone_options, public)
+        return solve_cones(cones)
     if rule not in ("first", "margin"):
         raise OptionError(f"select: expected first, margin or objective, got {rule!r}")
     if any(isinstance(space, BallSet) and len(space.balls) > 1 for space in spaces):

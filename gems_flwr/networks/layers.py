@@ -45,8 +45,8 @@ class WeightLayer:
 
     @property
     def name(self) -> str:
-        """The layer's name in a torch module."""
-        return self.weight.removesuffix(".weight")
+        """The layer's name in a torch module; empty where it is the module itself."""
+        return "" if self.weight == "weight" else self.weight.removesuffix(".weight")
 
     @property
     def keys(self) -> tuple[str, ...]:

@@ -81,7 +81,10 @@ def other_output_layer(model: nn.Module, outputs: int, seed: int) -> Iterator[No
     2
     """
     state = {key: value.detach().cpu().numpy() for key, value in model.state_dict().items()}
-    parent, _, name = weight_layers(state)[-1].name.rpartition(".")
+    layers = weight_layers(state)
+    if not layers[-1].name:
+        raise ModelError("the model is its output layer; there are no others to train")
+    parent, _, name = layers[-1].name.rpartition(".")
     owner = model.get_submodule(parent)
     own = getattr(owner, name)
     if not isinstance(own, nn.Linear):

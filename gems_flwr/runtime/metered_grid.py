@@ -139,11 +139,6 @@ class MeteredGrid(Grid):
         """Traffic of each node, by node id."""
         return self._summed(1)
 
-    @property
-    def by_round_and_node(self) -> dict[tuple[int, int], Traffic]:
-        """Traffic of each (round, node id)."""
-        return dict(self._cells)
-
     def _summed(self, axis: int) -> dict[int, Traffic]:
         sums: defaultdict[int, Traffic] = defaultdict(Traffic)
         for key, traffic in sorted(self._cells.items()):

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gems_flwr.errors import OptionError
@@ -29,15 +28,14 @@ from gems_flwr.server.log import log_warning
 from gems_flwr.server.loop import RoundLoop
 from gems_flwr.server.state import RoundOutcome, ServerState
 from gems_flwr.spaces.output_layer import flatten_linear
-from gems_flwr.typing import Arrays
+from gems_flwr.typing import ArrayPair, Arrays
 from gems_flwr.wire.records import to_numpy
 
-Sample = tuple[NDArray, NDArray]
 BuildModel = Callable[[], nn.Module]
 TuneLayers = Literal["last", "all"]
 
 
-def check_tuning(tune: int, rate: float, public: Sample | None) -> None:
+def check_tuning(tune: int, rate: float, public: ArrayPair | None) -> None:
     """Refuse a schedule that is out of range, or has too few samples.
 
     Raises
@@ -56,7 +54,7 @@ def check_tuning(tune: int, rate: float, public: Sample | None) -> None:
         )
 
 
-def first_samples(public: Sample, count: int) -> tuple[Tensor, Tensor]:
+def first_samples(public: ArrayPair, count: int) -> tuple[Tensor, Tensor]:
     """Return the first samples as tensors: inputs (float32) and classes (int64)."""
     inputs, labels = public
     return (
@@ -122,7 +120,7 @@ class TunesOnPublicData(RoundLoop):
     tune: int = 0
     tune_layers: TuneLayers = "last"
     tune_rate: float = 1e-3
-    public_data: Sample | None = None
+    public_data: ArrayPair | None = None
     build_model: BuildModel | None = None
 
     def __post_init__(self) -> None:

@@ -16,12 +16,12 @@ from gems_flwr.errors import OptionError
 from gems_flwr.server.loop import RoundLoop
 from gems_flwr.server.public_tuning import (
     BuildModel,
-    Sample,
     check_tuning,
     first_samples,
     tune_network,
 )
 from gems_flwr.server.state import RoundOutcome, ServerState
+from gems_flwr.typing import ArrayPair
 
 
 @dataclass(kw_only=True, eq=False)
@@ -58,7 +58,7 @@ class PublicOnly(RoundLoop):
     """
 
     build_model: BuildModel
-    public_data: Sample | None = None
+    public_data: ArrayPair | None = None
     tune: int | None = None
     tune_rate: float = 1e-3
 
