@@ -87,7 +87,8 @@ def aggregate_files(
     Raises
     ------
     OfflineError
-        If no file is usable, or the spaces do not fit together.
+        If no file is usable, the spaces do not fit together, or the layer cannot be written as
+        asked for.
     FolderInUseError
         If another process adds to the same spaces.
     DiskError
@@ -107,6 +108,12 @@ def aggregate_files(
     >>> result.nodes
     ('north', 'south')
     """
+    if not output.name or output.is_dir():
+        raise OfflineError(f"{output} is a folder; name the file to write")
+    if output.resolve() in [path.resolve() for path in files]:
+        raise OfflineError(f"{output} is one of the space files; name another one to write")
+    if keys[0] == keys[1]:
+        raise OfflineError(f"weight and bias need different names, got '{keys[0]}' for both")
     kept = output.with_suffix(".spaces")
     with hold_folder(kept):
         folder = SpaceFolder(kept)
@@ -162,6 +169,8 @@ def _as_layer(
         classes = like.num_classes
     if classes is None:
         raise OfflineError(f"a {like.kind} is flat: say how many classes the task has")
+    if classes < 1:
+        raise OfflineError(f"a task has at least 1 class, got {classes}")
     features, rest = divmod(point.size, classes)
     if rest or features < 2:
         raise OfflineError(f"{point.size} weights do not make a layer of {classes} classes")

@@ -65,7 +65,8 @@ class FlowerCli:
         """Submit an app with further options of ``flwr run``; return the run's id."""
         said = self._json("run", str(app), *self._where, *options)
         if not said.get("success", True) or "run-id" not in said:
-            raise FlowerCliError(f"flwr run {app}: {said}")
+            reason = " ".join(str(said.get("error-message", said)).split())
+            raise FlowerCliError(f"flwr run {app}: {reason}")
         return int(said["run-id"])
 
     def status(self, run_id: int) -> str:
