@@ -4,7 +4,7 @@ Several models are trained at once on the same clients. A round has a budget of 
 pairs in expectation, client i trains at most B_i models. With shares d, probabilities p, updates U
 and the active set A_s, ``Σ_{i∈A_s} (d_is / p_is) U_is`` is an unbiased estimate of the full update
 ``Σ_i d_is U_is``. Clients are drawn independently of each other, so its variance, summed over the
-models, is ``Σ (1/p − 1) ‖d U‖²``, which `optimal_probabilities` minimises.
+models, is ``Σ (1/p − 1) ‖d U‖²``. `optimal_probabilities` minimises it.
 
 Matrices have one row per client and one column per model.
 
@@ -15,7 +15,8 @@ Decided where the slides are silent:
   sorting, in n log n. With B_i = 1 it is Eq. 5, which stands in `closed_form_probabilities`.
 - A pair without importance, or that lacks the model, has probability 0. If the importance is the
   norm of the update, nothing is lost: the update is zero. A loss of zero does not mean that, so
-  `loss_importance` puts a floor under it. If nothing has any importance, callers sample uniformly.
+  `loss_importance` puts a floor under it. If nothing has any importance, callers sample uniformly:
+  the same importance for every pair.
 - What the limits leave no room for stays unspent: the sum is then below the budget.
 """
 
@@ -26,16 +27,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gems_flwr.typing import Float
+Matrix = NDArray[np.float64]
 
 # Sums of probabilities this close to a whole number are that number.
 _ROUNDING = 1e-9
 
 # Least loss that a client counts with, relative to the model's mean loss.
-_LOSS_FLOOR = 0.01
+LOSS_FLOOR = 0.01
 
 
-def optimal_probabilities(importance: ArrayLike, budget: float, capacity: ArrayLike = 1) -> Float:
+def optimal_probabilities(importance: ArrayLike, budget: float, capacity: ArrayLike = 1) -> Matrix:
     """Return the probabilities that minimise the variance.
 
     Parameters
@@ -71,22 +72,10 @@ def optimal_probabilities(importance: ArrayLike, budget: float, capacity: ArrayL
     return np.asarray(np.minimum(shares, 1.0))
 
 
-def uniform_probabilities(available: ArrayLike, budget: float, capacity: ArrayLike = 1) -> Float:
-    """Return the same probability for every available pair, as far as capacities allow.
-
-    Parameters
-    ----------
-    available : array of shape (clients, models)
-        True (or positive) where a client has the model.
-    budget, capacity
-        See `optimal_probabilities`.
-    """
-    pairs = np.asarray(available)
-    return optimal_probabilities((pairs > 0).astype(np.float64), budget, capacity)
-
-
-def loss_importance(losses: ArrayLike, shares: ArrayLike, available: ArrayLike) -> Float:
-    """Return d × loss, with at least 1 % of the model's mean loss: nobody is left out for good.
+def loss_importance(
+    losses: ArrayLike, shares: ArrayLike, available: ArrayLike, floor: float = LOSS_FLOOR
+) -> Matrix:
+    """Return d × loss, with at least a part of the model's mean loss: nobody is out for good.
 
     The mean is over the available pairs of a model, weighted by their shares.
 
@@ -98,16 +87,18 @@ def loss_importance(losses: ArrayLike, shares: ArrayLike, available: ArrayLike) 
         d, see `data_shares`.
     available : array of bool of the same shape
         The pairs whose loss is known; the others have no importance.
+    floor : float, default 0.01
+        Least loss that counts, relative to the model's mean loss, at least 0.
     """
     known = np.asarray(available, dtype=bool)
     values = _checked_importance(np.where(known, losses, 0.0), "losses")
     d = np.where(known, np.asarray(shares, dtype=np.float64), 0.0)
     totals = d.sum(axis=0)
     means = np.divide((d * values).sum(axis=0), totals, out=np.zeros_like(totals), where=totals > 0)
-    return np.asarray(d * np.maximum(values, _LOSS_FLOOR * means))
+    return np.asarray(d * np.maximum(values, floor * means))
 
 
-def closed_form_probabilities(importance: ArrayLike, budget: float) -> Float:
+def closed_form_probabilities(importance: ArrayLike, budget: float) -> Matrix:
     """Return the slides' Eq. 5, for clients that train at most one model.
 
     With clients ordered by M_i, the sum of their importances, and k the largest integer with
@@ -175,7 +166,7 @@ def draw_assignment(probabilities: ArrayLike, rng: np.random.Generator) -> NDArr
 
 def aggregation_coefficients(
     shares: ArrayLike, probabilities: ArrayLike, active: ArrayLike
-) -> Float:
+) -> Matrix:
     """Return d / p for the active pairs and 0 for the others: unbiased whatever p > 0 is.
 
     Parameters
@@ -202,7 +193,7 @@ def aggregation_coefficients(
 
 def estimated_variance(
     residual_norms: ArrayLike, coefficients: ArrayLike, probabilities: ArrayLike
-) -> Float:
+) -> NDArray[np.float64]:
     """Estimate the variance from active pairs alone: Σ_active (1 − p) c² ‖r‖², without bias.
 
     The variance of Σ c_i r_i over active i is Σ_i p (1 − p) c² ‖r‖²; an active pair stands for
@@ -222,14 +213,14 @@ def estimated_variance(
     return np.asarray(((1 - p) * (c * norms) ** 2).sum(axis=0))
 
 
-def data_shares(examples: ArrayLike) -> Float:
+def data_shares(examples: ArrayLike) -> Matrix:
     """Return d: each client's share of each model's examples; 0 for a model that nobody has."""
     counts = np.asarray(examples, dtype=np.float64)
     totals = counts.sum(axis=0, keepdims=True)
     return np.asarray(np.divide(counts, totals, out=np.zeros_like(counts), where=totals > 0))
 
 
-def _own_levels(values: Float, limits: NDArray[np.int64]) -> Float:
+def _own_levels(values: Matrix, limits: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return for each client the λ at which its probabilities sum to its limit; 0 if never."""
     clients, models = values.shape
     largest_first = -np.sort(-values, axis=1)
@@ -246,7 +237,7 @@ def _own_levels(values: Float, limits: NDArray[np.int64]) -> Float:
     return levels
 
 
-def _common_level(values: Float, own_levels: Float, budget: float) -> float:
+def _common_level(values: Matrix, own_levels: NDArray[np.float64], budget: float) -> float:
     """Return the λ for all at which the probabilities sum to the budget; 0 if they cannot.
 
     A pair's probability is constant, min(1, a / own level), up to λ = max(a, own level), and a / λ
@@ -273,7 +264,7 @@ def _common_level(values: Float, own_levels: Float, budget: float) -> float:
     return float(min(max(level, points[last]), highest))
 
 
-def _checked_importance(importance: ArrayLike, what: str = "importance") -> Float:
+def _checked_importance(importance: ArrayLike, what: str = "importance") -> Matrix:
     values = np.asarray(importance, dtype=np.float64)
     if values.ndim != 2:
         raise ValueError(f"{what} must have clients as rows, models as columns, got {values.shape}")
@@ -298,7 +289,7 @@ def _check_budget(budget: float) -> None:
         raise ValueError(f"budget must be a number above 0, got {budget}")
 
 
-def _checked_probabilities(probabilities: ArrayLike) -> Float:
+def _checked_probabilities(probabilities: ArrayLike) -> Matrix:
     p = np.asarray(probabilities, dtype=np.float64)
     if p.ndim != 2 or not ((p >= 0) & (p <= 1)).all():
         raise ValueError("probabilities must be a matrix of numbers from 0 to 1")

@@ -143,14 +143,21 @@ class TaskSet:
 
     Examples
     --------
-    Of two models this node has data for both, and trains one in a round; see `Task` for what a
-    task is.
-
-    >>> from gems_flwr import TaskSet
-    >>> faces, words = object(), object()  # stand for tasks
-    >>> tasks = TaskSet({"faces": faces, "words": words}, examples={"faces": 600, "words": 50})
-    >>> tasks.task("faces") is faces, tasks.capacity
-    (True, 1)
+    >>> import torch
+    >>> from gems_flwr import Report, Task, TaskSet, task_client_app
+    >>> class Averaging(Task):
+    ...     def build_model(self):
+    ...         return torch.nn.Linear(2, 2)
+    ...     def train(self, model, *, seed, config):
+    ...         return Report(num_examples=10)
+    ...     def evaluate(self, model, *, config):
+    ...         return Report(num_examples=4, metrics={"accuracy": 1.0})
+    ...     def validation_data(self):
+    ...         return torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)
+    >>> tasks = TaskSet({"faces": Averaging(), "words": Averaging()}, {"faces": 10, "words": 10})
+    >>> tasks.task("faces").build_model()
+    Linear(in_features=2, out_features=2, bias=True)
+    >>> app = task_client_app(lambda context: tasks)
     """
 
     tasks: Mapping[str, Task]

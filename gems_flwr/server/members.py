@@ -47,8 +47,8 @@ def join_models(models: Mapping[str, Arrays]) -> dict[str, NDArray]:
     --------
     >>> import numpy as np
     >>> from gems_flwr import join_models
-    >>> sorted(join_models({"a": {"w": np.zeros(2)}, "b": {"w": np.ones(3)}}))
-    ['member/a/w', 'member/b/w']
+    >>> list(join_models({"faces": {"w": np.zeros(2)}, "my words": {"w": np.zeros(3)}}))
+    ['member/faces/w', 'member/my%20words/w']
     """
     return join_members(models)
 
@@ -60,8 +60,10 @@ def split_models(arrays: Arrays) -> dict[str, dict[str, NDArray]]:
     --------
     >>> import numpy as np
     >>> from gems_flwr import join_models, split_models
-    >>> split_models(join_models({"a": {"w": np.zeros(2)}, "b": {"w": np.ones(3)}}))["b"]
-    {'w': array([1., 1., 1.])}
+    >>> split_models(join_models({"faces": {"w": np.ones(2)}}))
+    {'faces': {'w': array([1., 1.])}}
+    >>> split_models({"w": np.ones(2)})
+    {'model': {'w': array([1., 1.])}}
     """
     members = split_members(arrays)
     return {ONLY_MODEL: members[""]} if set(members) == {""} else members
