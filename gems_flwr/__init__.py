@@ -81,6 +81,17 @@ if TYPE_CHECKING:
     from gems_flwr.strategies.local_models import LocalModels as LocalModels
     from gems_flwr.strategies.merged_models import MergedModels as MergedModels
     from gems_flwr.strategies.multi_model.multi_model import MultiModel as MultiModel
+    from gems_flwr.strategies.multi_model.sampling_base import SamplingRule as SamplingRule
+    from gems_flwr.strategies.multi_model.sampling_rules import FedVarp as FedVarp
+    from gems_flwr.strategies.multi_model.sampling_rules import (
+        FullParticipation as FullParticipation,
+    )
+    from gems_flwr.strategies.multi_model.sampling_rules import LossSampling as LossSampling
+    from gems_flwr.strategies.multi_model.sampling_rules import Mifa as Mifa
+    from gems_flwr.strategies.multi_model.sampling_rules import NormSampling as NormSampling
+    from gems_flwr.strategies.multi_model.sampling_rules import ResidualSampling as ResidualSampling
+    from gems_flwr.strategies.multi_model.sampling_rules import Scaffold as Scaffold
+    from gems_flwr.strategies.multi_model.sampling_rules import UniformSampling as UniformSampling
     from gems_flwr.strategies.nosync import NoSync as NoSync
     from gems_flwr.strategies.one_shot_average import OneShotAverage as OneShotAverage
     from gems_flwr.strategies.periodic_averaging import PeriodicAveraging as PeriodicAveraging
@@ -115,6 +126,16 @@ _HOMES = {
     "Cone": "wire.requests",
     "Ellipsoid": "wire.requests",
     "Neurons": "wire.requests",
+    # How MultiModel draws clients.
+    "FedVarp": "strategies.multi_model.sampling_rules",
+    "FullParticipation": "strategies.multi_model.sampling_rules",
+    "LossSampling": "strategies.multi_model.sampling_rules",
+    "Mifa": "strategies.multi_model.sampling_rules",
+    "NormSampling": "strategies.multi_model.sampling_rules",
+    "ResidualSampling": "strategies.multi_model.sampling_rules",
+    "SamplingRule": "strategies.multi_model.sampling_base",
+    "Scaffold": "strategies.multi_model.sampling_rules",
+    "UniformSampling": "strategies.multi_model.sampling_rules",
     # On a node.
     "NodeLimits": "client.limits",
     "Report": "client.task",
