@@ -54,10 +54,10 @@ $(DOCS_STAMP): $(STAMP)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,docs]'
 	@touch $@
 
-# Strict: a dead link, a missing anchor or a page outside the navigation fails it.
+# Strict: a dead link, a missing anchor or a page outside the navigation fails it (not with --quiet).
 docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(DOCS_STAMP)
-	@$(BIN)/mkdocs build --strict --quiet
+	@$(BIN)/mkdocs build --strict
 	@echo "build/site/index.html"
 
 clean:
