@@ -101,6 +101,17 @@ def test_the_metadata_is_what_an_index_shows(wheel):
     assert set(urls) == {"Homepage", "Documentation", "Changelog", "Issues"}
 
 
+def test_there_is_one_version():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    package = (ROOT / "gems_flwr" / "__init__.py").read_text()
+    assert re.search(r'^__version__ = "(.+)"$', package, re.MULTILINE)[1] == version
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert re.search(r"^version: (.+)$", citation, re.MULTILINE)[1] == version
+    # In the changelog it is the newest.
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    assert re.search(r"^## .*?(\d+\.\d+\.\d+)", changelog, re.MULTILINE)[1] == version
+
+
 def test_the_readme_links_from_anywhere():
     """An index shows the README without the repository around it, so links must be whole."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
