@@ -9,6 +9,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
+from helpers_grids import Nameless
 
 from conftest import initial_arrays, record_equal, small_model, toy_app, train_reply
 from gems_flwr.errors import CheckpointError, Failure, NotEnoughNodesError, RoundFailedError
@@ -100,61 +101,7 @@ def test_a_method_called_by_itself_takes_the_first_reply_as_the_pattern(grid):
         FedAvg().aggregate_train(1, [empty])
 
 
-# --- choosing nodes -------------------------------------------------------------------------
-
-
-def asked(result):
-    return [record.nodes_asked for record in result.history[1:]]
-
-
-def test_a_fraction_of_the_nodes_is_chosen_by_the_seed():
-    def run(seed):
-        return asked(
-            start(FedAvg(fraction_train=0.3, seed=seed), InProcessGrid(toy_app(), 10), rounds=6)
-        )
-
-    assert all(len(nodes) == 3 for nodes in run(1))
-    assert run(1) == run(1)
-    assert run(1) != run(2)
-    assert len(set(run(1))) > 1
-
-
-@pytest.mark.parametrize(("fraction", "expected"), [(0.0, 2), (0.29, 29), (0.7, 70), (1.0, 100)])
-def test_the_number_of_nodes_is_the_fraction_but_never_below_the_minimum(fraction, expected):
-    strategy = FedAvg(fraction_train=fraction)
-    chosen = strategy.choose_nodes(1, InProcessGrid(toy_app(), 100), fraction, "train")
-    assert len(set(chosen)) == expected
-
-
-class Nameless(InProcessGrid):
-    """As on Ray: the grid does not know its nodes' names."""
-
-    def get_nodes(self):
-        nodes = list(super().get_nodes())
-        for node in nodes:
-            node.name = ""
-        return nodes
-
-
-def test_nodes_are_asked_for_their_names_only_when_choosing_needs_them():
-    everyone = MeteredGrid(Nameless(toy_app(), 4))
-    # The names that come with the replies are in the record all the same.
-    assert asked(start(FedAvg(), everyone, rounds=1)) == [("0", "1", "2", "3")]
-    assert everyone.total.messages_down == 4
-
-    some = MeteredGrid(Nameless(toy_app(), 4))
-    result = start(FedAvg(fraction_train=0.5), some, rounds=3)
-    assert some.total.messages_down == 4 + 3 * 2
-    assert result.traffic.messages_down == 4 + 3 * 2
-    named = start(FedAvg(fraction_train=0.5), InProcessGrid(toy_app(), 4), rounds=3)
-    assert asked(result) == asked(named)
-
-
-def test_nodes_that_cannot_introduce_themselves_go_by_their_ids():
-    app = ClientApp()
-    app.train()(train_reply)
-    result = start(FedAvg(fraction_train=0.5), Nameless(app, 4), rounds=1)
-    assert len(result.history[1].nodes_answered) == 2
+# --- names -------------------------------------------------------------------------------------
 
 
 def test_two_nodes_with_one_name_are_told_apart():
