@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from helpers_patience import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parent.parent
 # One worker builds the wheel for all.
@@ -28,7 +29,7 @@ def wheel(tmp_path_factory):
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder, source],
         check=True,
-        timeout=300,
+        timeout=HANG_SECONDS,
     )
     (path,) = folder.glob("gems_flwr-*.whl")
     return path
@@ -53,7 +54,7 @@ def test_the_wheel_installs_into_an_empty_environment_and_runs(wheel, tmp_path):
     subprocess.run(
         [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", site, wheel],
         check=True,
-        timeout=120,
+        timeout=HANG_SECONDS,
     )
     assert {p.name.split("-")[0] for p in site.iterdir()} == {"gems_flwr"}
     (site / "lent.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
@@ -73,7 +74,7 @@ result = FedAvg().start(InProcessGrid(app, 2), ArrayRecord({"a": Array(np.ones(2
 print(gems_flwr.__file__, result.arrays["a"].numpy().tolist())
 """
     done = subprocess.run(
-        [python, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [python, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=HANG_SECONDS
     )
     assert done.returncode == 0, done.stderr
     assert str(site) in done.stdout

@@ -14,8 +14,9 @@ import shutil
 
 import numpy as np
 import pytest
-from helpers_battery import Played, check, lie_of, patience
+from helpers_battery import Played, check, lie_of
 from helpers_lies import some_lie
+from helpers_patience import patience
 from helpers_scenarios import SCENARIOS
 
 NIGHTLY = os.environ.get("GEMS_FLWR_NIGHTLY") == "1"

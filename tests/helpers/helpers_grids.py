@@ -13,3 +13,15 @@ class Nameless(InProcessGrid):
         for node in nodes:
             node.name = ""
         return nodes
+
+
+class Impatient(InProcessGrid):
+    """Only some partitions must answer in time; the others may wait for a busy processor."""
+
+    def __init__(self, app, nodes, hurried):
+        super().__init__(app, nodes)
+        self.hurried = hurried
+
+    def _deliver(self, message, timeout):
+        partition = self._configs[message.metadata.dst_node_id]["partition-id"]
+        return super()._deliver(message, timeout if partition in self.hurried else None)
