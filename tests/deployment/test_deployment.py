@@ -17,7 +17,7 @@ from simulations.deployment.federation import Federation, wait_until
 from simulations.run import run
 
 # One federation for all of them, so one worker.
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("deployment")]
+pytestmark = [pytest.mark.deep, pytest.mark.xdist_group("deployment")]
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES = ("0", "1", "2")

@@ -128,7 +128,6 @@ def loaded_state(journal):
     Ledger.from_memory(loaded.memory)
     Tally.from_details(loaded.details)
     finite(*loaded.arrays.values())
-    assert loaded.round == 1
     return loaded
 
 
@@ -159,7 +158,8 @@ def test_a_mutated_checkpoint_without_a_checksum_is_refused_or_whole(checkpoint,
 
     def use():
         with may_refuse(CheckpointError):
-            loaded_state(journal)
+            # One of the rounds that there were; which, only a checksum could tell.
+            assert loaded_state(journal).round in (0, 1)
         with may_refuse(CheckpointError, "checkpoint.safetensors"):
             load_arrays(path)
 
