@@ -25,7 +25,7 @@ from gems_flwr.__main__ import main
 from gems_flwr.averaging.synchronisation import Coordinator
 from gems_flwr.errors import BadReplyError, CheckpointError, SpaceError
 from gems_flwr.runtime.checkpoint import CheckpointFolder, load_arrays, save_arrays
-from gems_flwr.server.learner_state import Ledger, Tally
+from gems_flwr.server.learner_state import LearnerState, Tally
 from gems_flwr.server.round_log import RoundLog
 from gems_flwr.server.state import RoundRecord, ServerState
 from gems_flwr.spaces.ball import BallSet
@@ -108,24 +108,24 @@ def test_a_mutated_file_never_crashes_the_command_line(tmp_path, capsys, cases):
 def checkpoint(tmp_path):
     """A checkpoint after round 1, and what it holds."""
     model = small_model()
-    journal = RoundLog(tmp_path, strategy="S", seed=0, model=model)
-    ledger = Ledger("run", Coordinator(model), known={"a": (1, 0)})
+    round_log = RoundLog(tmp_path, strategy="S", seed=0, model=model)
+    learners = LearnerState("run", Coordinator(model), known={"a": (1, 0)})
     state = ServerState(
         model,
         (RoundRecord(0), RoundRecord(1, nodes_asked=("a", "b"))),
-        memory=ledger.to_memory(),
+        memory=learners.to_memory(),
         details=Tally(cumulative_loss=1.0, synchronisations=((1, 2),)).to_details(),
     )
-    journal.begin(ServerState(model, state.history[:1]))
-    journal.save(state)
-    assert journal.load().round == 1
-    return journal, state, tmp_path / "checkpoint.safetensors"
+    round_log.begin(ServerState(model, state.history[:1]))
+    round_log.save(state)
+    assert round_log.load().round == 1
+    return round_log, state, tmp_path / "checkpoint.safetensors"
 
 
-def loaded_state(journal):
+def loaded_state(round_log):
     """Read a checkpoint, and all that a strategy keeps in it."""
-    loaded = journal.load()
-    Ledger.from_memory(loaded.memory)
+    loaded = round_log.load()
+    LearnerState.from_memory(loaded.memory)
     Tally.from_details(loaded.details)
     finite(*loaded.arrays.values())
     return loaded
@@ -134,11 +134,11 @@ def loaded_state(journal):
 @sizes(*FILE_CASES)
 @pytest.mark.parametrize("name", ["checkpoint.safetensors", "rounds.jsonl"])
 def test_a_checkpoint_with_a_checksum_is_refused_unless_it_holds_the_same(checkpoint, name, cases):
-    journal, state, path = checkpoint
+    round_log, state, path = checkpoint
 
     def use():
         with may_refuse(CheckpointError):
-            loaded = loaded_state(journal)
+            loaded = loaded_state(round_log)
             same(loaded.arrays, state.arrays)
             same(loaded.memory, state.memory)
             assert loaded.history == state.history
@@ -150,7 +150,7 @@ def test_a_checkpoint_with_a_checksum_is_refused_unless_it_holds_the_same(checkp
 @sizes(*FILE_CASES)
 @pytest.mark.parametrize("name", ["checkpoint.safetensors", "rounds.jsonl"])
 def test_a_mutated_checkpoint_without_a_checksum_is_refused_or_whole(checkpoint, name, cases):
-    journal, _, path = checkpoint
+    round_log, _, path = checkpoint
     groups, meta = load_arrays(path)
     del meta["rounds.jsonl"]
     save_arrays(path, groups, meta)
@@ -159,7 +159,7 @@ def test_a_mutated_checkpoint_without_a_checksum_is_refused_or_whole(checkpoint,
     def use():
         with may_refuse(CheckpointError):
             # One of the rounds that there were; which, only a checksum could tell.
-            assert loaded_state(journal).round in (0, 1)
+            assert loaded_state(round_log).round in (0, 1)
         with may_refuse(CheckpointError, "checkpoint.safetensors"):
             load_arrays(path)
 
