@@ -15,3 +15,5 @@ Arrays = Mapping[str, NDArray]
 Rank = int | Literal["auto", "full"]
 # What the deviation of a neuron's output is counted in; see `radii.neuron_data`.
 NeuronMeasure = Literal["absolute", "relative"]
+# Inputs and their classes, as users hand them in; see `gems_flwr.samples` for what is made of it.
+ArrayPair = tuple[NDArray, NDArray]

@@ -36,6 +36,11 @@ CONFIG_DIR = Path(__file__).resolve().parent.parent / "conf"
 GROUPS = ("strategy", "dataset", "partition", "model", "backend")
 # What a run is told for the sake of the person or the machine, not of the result.
 _NOT_IN_NAME = ("data_dir", "progress", "fresh", "label", "wait_seconds", "return_seconds")
+# Classes that have moved go by the names that earlier runs know, so that these keep theirs.
+_FORMER_TARGETS = {
+    "simulations.partitions.Groups": "simulations.groups.Groups",
+    "simulations.partitions.Skew": "simulations.multi_model.Skew",
+}
 
 
 class ConfigError(GemsError, ValueError):
@@ -50,6 +55,7 @@ class StopConfig:
     patience: Optional[int] = None  # noqa: UP045
     metric: str = "accuracy"
     goal: str = "max"
+    rules: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         _require("stop.goal", self.goal, self.goal in ("max", "min"), "max or min")
@@ -150,7 +156,12 @@ class RunConfig:
         if not self.multi_model.tasks:
             # Without tasks it means nothing, and runs made before it existed keep their names.
             del values["multi_model"]
+        if not self.stop.rules:
+            # Likewise.
+            values["stop"] = {k: v for k, v in values["stop"].items() if k != "rules"}
         text = json.dumps(values, sort_keys=True)
+        for target, former in _FORMER_TARGETS.items():
+            text = text.replace(json.dumps(target), json.dumps(former))
         return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
     def run_name(self) -> str:
@@ -253,6 +264,13 @@ def to_run_config(config: DictConfig, choices: Mapping[str, Any] | None = None) 
     for group in ("strategy", "dataset", "partition", "model"):
         check_options(group, own[group], get_object(own[group]["_target_"]))
     check_options("train", own["train"], TrainOptions)
+    for number, rule in enumerate(own["stop"].rules):
+        section = f"stop.rules[{number}]"
+        _require(section, rule, "_target_" in rule, "an object with a _target_")
+        try:
+            check_options(section, rule, get_object(rule["_target_"]))
+        except ImportError as error:
+            raise ConfigError(f"{section}: there is no {rule['_target_']}") from error
     own["names"] = {group: str(chosen[group]) for group in GROUPS}
     try:
         run = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RunConfig), own))
@@ -289,7 +307,8 @@ def check_options(group: str, node: DictConfig, target: Callable[..., Any]) -> N
             check_options(f"{group}.{name}", value, get_object(value["_target_"]))
             continue
         if name not in accepted:
-            allowed = ", ".join(sorted(str(k) for k in node if k in accepted)) or "none"
+            named = sorted(str(k) for k in node if k in accepted) or sorted(accepted)
+            allowed = ", ".join(named) or "none"
             raise ConfigError(f"there is no {group}.{name}; the options of {group} are: {allowed}")
         kinds = _plain_types(hints.get(name))
         if kinds and not _fits(value, kinds):

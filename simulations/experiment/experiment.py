@@ -317,7 +317,10 @@ class Experiment:
             rules.append(TargetReached(stop.target, stop.metric, stop.goal))  # type: ignore[arg-type]
         if stop.patience is not None:
             rules.append(PatienceExhausted(stop.patience, stop.metric, stop.goal))  # type: ignore[arg-type]
-        return rules
+        try:
+            return rules + [instantiate(rule, _convert_="all") for rule in stop.rules]
+        except InstantiationException as error:
+            raise ConfigError(f"stop.rules: {error.__cause__ or error}") from error
 
     def _initialise(self, server_round: int) -> Arrays:
         """Return new initial weights for a further attempt."""

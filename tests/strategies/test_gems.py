@@ -16,7 +16,7 @@ from torch import nn
 from conftest import record_equal, refuse_writing
 from gems_flwr.client.good_enough_mod import good_enough_mod
 from gems_flwr.client.limits import UNLIMITED, NodeLimits
-from gems_flwr.errors import CheckpointError, EmptyIntersectionError, RoundFailedError
+from gems_flwr.errors import CheckpointError, EmptyIntersectionError, OptionError, RoundFailedError
 from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from gems_flwr.runtime.metered_grid import MeteredGrid
 from gems_flwr.spaces.space_files import load_space
@@ -635,7 +635,7 @@ def test_a_space_says_what_is_allowed(space, options):
     ],
 )
 def test_an_option_of_another_space_is_refused_with_where_it_belongs(make, words):
-    with pytest.raises(TypeError, match=words):
+    with pytest.raises(OptionError, match=words):
         make()
 
 
