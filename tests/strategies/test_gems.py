@@ -642,7 +642,7 @@ def test_an_option_of_another_space_is_refused_with_where_it_belongs(make, words
 @pytest.mark.parametrize("space", ["ball", Ellipsoid(floor=0.3)])
 def test_an_epsilon_of_all_nodes_belongs_to_the_space(space):
     name = "Ball" if space == "ball" else "Ellipsoid"
-    with pytest.raises(ValueError, match=rf"belongs to the space: space={name}\(epsilon=0.6\)$"):
+    with pytest.raises(ValueError, match=rf"is the space's: space={name}\(epsilon=0.6\)$"):
         Gems(space=space, epsilon=0.6)
 
 
