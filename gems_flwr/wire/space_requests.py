@@ -74,6 +74,7 @@ class SpaceRequest(JsonRequest, ABC):
 
     A new kind of space is a frozen dataclass that derives from this, has a `kind` and builds its
     set, which has the same `kind` and is told to `gems_flwr.spaces.space_files.register_space`.
+    Server and nodes import the module that it stands in; by that they know it.
 
     Parameters
     ----------

@@ -64,6 +64,11 @@ class Experiment:
     def __init__(self, config: RunConfig, own_data: str | Path | None = None) -> None:
         self.config = config
         self._own_data = own_data
+        # A node in another process knows the kinds of spaces whose modules it has imported.
+        for options in (config.strategy, config.strategy.get("head")):
+            space = options.get("space") if isinstance(options, dict) else None
+            if isinstance(space, dict):
+                get_class(space["_target_"])
 
     # --- data ---------------------------------------------------------------------------------
 

@@ -5,6 +5,9 @@ its corners stays good enough.
 """
 
 import dataclasses
+import os
+import subprocess
+import sys
 from typing import ClassVar
 
 import numpy as np
@@ -200,3 +203,33 @@ def test_a_kind_has_one_set_and_one_request():
         register_space(OtherBox)
     with pytest.raises(ValueError, match=r"kind 'box' is that of .*Box"):
         type("OtherBox", (SpaceRequest,), {"kind": "box"})
+
+
+def test_a_node_in_another_process_knows_the_kind_by_its_run_s_config(tmp_path):
+    (tmp_path / "remote_box.py").write_text(
+        "import dataclasses\n"
+        "from typing import ClassVar\n"
+        "from gems_flwr.wire.space_requests import SpaceRequest\n"
+        "@dataclasses.dataclass(frozen=True)\n"
+        "class RemoteBox(SpaceRequest):\n"
+        "    kind: ClassVar[str] = 'remote box'\n"
+        "    def build(self, node): ...\n"
+    )
+    config = compose_config(["strategy=gems"])
+    space = {"_target_": "remote_box.RemoteBox"}
+    text = dataclasses.replace(config, strategy=config.strategy | {"space": space}).to_json()
+    code = (
+        "import sys; from simulations.experiment.experiment import experiment_of\n"
+        "from gems_flwr.wire.space_requests import SpaceRequest\n"
+        "experiment_of(sys.argv[1])\n"
+        'print(SpaceRequest.from_json(\'{"kind": "remote box"}\'))\n'
+    )
+    paths = {"PYTHONPATH": f"{tmp_path}:{os.pathsep.join(sys.path)}"}
+    said = subprocess.run(
+        [sys.executable, "-c", code, text],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **paths},
+    ).stdout
+    assert said == "RemoteBox(dp_seeded=False)\n"
