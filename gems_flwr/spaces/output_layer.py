@@ -104,7 +104,8 @@ def find_output_layer(arrays: Mapping[str, NDArray], name: str | None = None) ->
     arrays : mapping from str to ndarray
         The model, in the order of its layers, as in a torch state dict.
     name : str, optional
-        The layer's name in a torch module, where the last matrix is not the one.
+        The layer's name in a torch module, where the last matrix is not the one; empty if the
+        module is that layer.
 
     Raises
     ------
@@ -112,14 +113,14 @@ def find_output_layer(arrays: Mapping[str, NDArray], name: str | None = None) ->
         If there is no such layer.
     """
     keys = list(arrays)
+    own = f"{name}.weight" if name else "weight"
     if name is not None:
         # A module that is the layer itself has no name.
-        named = f"{name}.weight" if name else "weight"
-        candidates = [key for key in keys if key == named]
+        candidates = [key for key in keys if key == own]
     else:
         candidates = [key for key in keys if np.ndim(arrays[key]) == 2]
     if not candidates or np.ndim(arrays[candidates[-1]]) != 2:
-        wanted = "a matrix among the arrays" if name is None else f"a matrix '{named}'"
+        wanted = "a matrix among the arrays" if name is None else f"a matrix '{own}'"
         raise ModelError(f"no linear output layer: expected {wanted}, got {keys}")
     weight = candidates[-1]
     outputs, features = np.shape(arrays[weight])

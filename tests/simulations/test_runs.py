@@ -122,7 +122,7 @@ def test_a_label_reaches_the_result(tmp_path):
 def test_variants_of_a_strategy_are_told_apart_in_reports(tmp_path):
     plain = finish(tmp_path / "plain", "strategy=local")
     assert "label" not in plain["details"]
-    changed = finish(tmp_path / "changed", "strategy=gems", "strategy.rank=5", "train.lr=0.1")
+    changed = finish(tmp_path / "changed", "strategy=gems", "strategy.space.rank=5", "train.lr=0.1")
     assert changed["details"]["label"] == "gems rank=5 train.lr=0.1"
     dirichlet = ["strategy=local", "partition=dirichlet", "partition.alpha=0.7", "train.epochs=3"]
     label = finish(tmp_path / "split", *dirichlet)["details"]["label"]
@@ -239,8 +239,8 @@ def test_a_process_that_is_killed_or_interrupted_goes_on_where_it_was(tmp_path, 
     "overrides",
     [
         ["model=mlp", "rounds=2", "strategy.fraction_train=0.6"],
-        ["strategy=gems", "strategy.space=ball", "train.epochs=3", "strategy.verify=true"],
-        ["strategy=gems", "strategy.rank=5", "strategy.clusters=2"],
+        ["strategy=gems", "strategy/space=ball", "train.epochs=3", "strategy.verify=true"],
+        ["strategy=gems", "strategy.space.rank=5", "strategy.space.clusters=2"],
         ["strategy=gems_layerwise", "model=mlp", "train.epochs=3", "train.subclasses=3"],
     ],
     ids=["fedavg", "gems-ball", "gems-cone", "gems-layerwise"],
