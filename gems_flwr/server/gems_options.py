@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, get_args
 
+from gems_flwr.errors import OptionError
 from gems_flwr.intersect.aggregate import OnEmpty
 from gems_flwr.intersect.result import Select
 from gems_flwr.wire.space_requests import Ball, Centered, Cone, SpaceRequest
@@ -64,58 +65,58 @@ def check_gems_options(options: SpaceStrategy, space: SpaceRequest) -> None:
 
     Raises
     ------
-    ValueError
+    OptionError
         Names the option, and what it may be or needs.
     """
     _check_epsilon(options.epsilon, space)
     if options.on_empty not in get_args(OnEmpty):
-        raise ValueError(
+        raise OptionError(
             f"on_empty must be one of {list(get_args(OnEmpty))}, got '{options.on_empty}'"
         )
     if options.select is not None and options.select not in get_args(Select):
-        raise ValueError(f"select must be one of {list(get_args(Select))}, got '{options.select}'")
+        raise OptionError(f"select must be one of {list(get_args(Select))}, got '{options.select}'")
     if options.on_empty == "retrain" and (
         not isinstance(space, Ball) or options.initialise is None
     ):
-        raise ValueError("on_empty='retrain' needs space=Ball() and initialise")
+        raise OptionError("on_empty='retrain' needs space=Ball() and initialise")
     if options.on_empty == "relax" and not isinstance(space, Cone | Centered):
-        raise ValueError("on_empty='relax' needs a Cone, a Ball or an Ellipsoid")
+        raise OptionError("on_empty='relax' needs a Cone, a Ball or an Ellipsoid")
     if options.on_empty == "subset" and (isinstance(space, Cone) or options.epsilon == "auto"):
-        raise ValueError(
+        raise OptionError(
             "on_empty='subset' needs balls or ellipsoids with an epsilon of yours; "
             "for cones there is robust=True"
         )
     if options.retrains < 0:
-        raise ValueError(f"retrains must be at least 0, got {options.retrains}")
+        raise OptionError(f"retrains must be at least 0, got {options.retrains}")
     if options.robust or options.audit:
         _check_screening(options, space)
 
 
 def _check_epsilon(epsilon: object, space: SpaceRequest) -> None:
     if isinstance(epsilon, int | float):
-        raise ValueError(
+        raise OptionError(
             "an epsilon for all nodes belongs to the space: "
             f"space={type(space).__name__}(epsilon={epsilon})"
         )
     if isinstance(epsilon, str) and epsilon != "auto":
-        raise ValueError(
+        raise OptionError(
             f"epsilon must be 'auto' or a mapping from node to number, got '{epsilon}'"
         )
     if epsilon == "auto" and not isinstance(space, Centered):
-        raise ValueError("epsilon='auto' needs balls or ellipsoids, whose radii depend on it")
+        raise OptionError("epsilon='auto' needs balls or ellipsoids, whose radii depend on it")
 
 
 def _check_screening(options: SpaceStrategy, space: SpaceRequest) -> None:
     if options.on_empty == "retrain" or options.epsilon == "auto":
-        raise ValueError("robust and audit go with neither on_empty='retrain' nor epsilon='auto'")
+        raise OptionError("robust and audit go with neither on_empty='retrain' nor epsilon='auto'")
     if options.audit and not isinstance(space, Cone):
-        raise ValueError(
+        raise OptionError(
             "audit needs cones: where models are averaged, the others gain from any node that "
             "is left out, honest or not"
         )
     if options.robust and options.on_empty == "relax":
-        raise ValueError("robust changes radii, which on_empty='relax' chooses itself")
+        raise OptionError("robust changes radii, which on_empty='relax' chooses itself")
     if options.robust and not isinstance(space, Cone | Centered):
-        raise ValueError("robust needs a Cone, a Ball or an Ellipsoid")
+        raise OptionError("robust needs a Cone, a Ball or an Ellipsoid")
     if space.is_summed:
-        raise ValueError("robust and audit look at single nodes, of which sums=True shows nothing")
+        raise OptionError("robust and audit look at single nodes, of which sums=True shows nothing")

@@ -120,7 +120,7 @@ class Gems(RoundLoop):
     >>> Gems(space="ball", epsilon=0.6)
     Traceback (most recent call last):
         ...
-    ValueError: an epsilon for all nodes belongs to the space: space=Ball(epsilon=0.6)
+    gems_flwr.errors.OptionError: an epsilon for all nodes belongs to the space: space=Ball(epsilon=0.6)
     """
 
     space: SpaceRequest | str = "cone"

@@ -27,6 +27,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from gems_flwr.averaging.robust_rules import HEAVY
+from gems_flwr.errors import OptionError
 from gems_flwr.keyword_hints import with_hints
 from gems_flwr.networks.inputs import LayerReader
 from gems_flwr.networks.layers import (
@@ -130,12 +131,12 @@ class LayerwiseGems(TunesOnPublicData):
         }
         for name, (holds, allowed) in rules.items():
             if not holds:
-                raise ValueError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
+                raise OptionError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
         self._output = _as_gems(self.head)
         if self._output.on_empty == "retrain":
-            raise ValueError("head.on_empty must not be retrain: the layers below are done")
+            raise OptionError("head.on_empty must not be retrain: the layers below are done")
         if self._output.tune:
-            raise ValueError("head.tune must be 0: set tune of LayerwiseGems")
+            raise OptionError("head.tune must be 0: set tune of LayerwiseGems")
         self._hidden = 0
         self.keep_replies = self.keep_replies and self._head().keep_replies
 
@@ -152,7 +153,9 @@ class LayerwiseGems(TunesOnPublicData):
             ("max_hidden", self.max_hidden),
         ):
             if isinstance(given, Sequence) and len(given) != self._hidden:
-                raise ValueError(f"{name} has {len(given)} values for {self._hidden} hidden layers")
+                raise OptionError(
+                    f"{name} has {len(given)} values for {self._hidden} hidden layers"
+                )
 
     def request(self, layer: int) -> NeuronRequest:
         """Return what nodes are asked for in the round of a hidden layer."""

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
+from gems_flwr.errors import OptionError
 from gems_flwr.spaces.checks import MAX_WEIGHT
 from gems_flwr.spaces.radius import METHODS, Method
 from gems_flwr.typing import NeuronMeasure
@@ -40,7 +41,7 @@ class JsonRequest:
     separators: ClassVar[tuple[str, str]] = (", ", ": ")
 
     def check(self, rules: Mapping[str, tuple[bool, str]]) -> None:
-        """Raise a ValueError for the first field that breaks its rule.
+        """Raise an OptionError for the first field that breaks its rule.
 
         Parameters
         ----------
@@ -49,7 +50,7 @@ class JsonRequest:
         """
         for name, (holds, allowed) in rules.items():
             if not holds:
-                raise ValueError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
+                raise OptionError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
 
     def said(self) -> dict[str, Any]:
         """Return the fields that are not at their defaults."""
@@ -80,7 +81,7 @@ def known_options(values: dict[str, Any], names: set[str]) -> dict[str, Any]:
     """Return the values in a text, or raise a ValueError that names what is not known."""
     unknown = sorted(values.keys() - names)
     if unknown:
-        raise ValueError(f"the server asks for {unknown}, which this version does not know")
+        raise OptionError(f"the server asks for {unknown}, which this version does not know")
     return values
 
 
@@ -198,7 +199,7 @@ class NeuronRequest(JsonRequest):
     def epsilon(self) -> float:
         """Deviation of a neuron's output that is allowed in this layer."""
         if isinstance(self.neurons.epsilon, Sequence):
-            raise ValueError(f"epsilon must be one for the layer, got {self.neurons.epsilon}")
+            raise OptionError(f"epsilon must be one for the layer, got {self.neurons.epsilon}")
         return self.neurons.epsilon
 
     def said(self) -> dict[str, Any]:
@@ -211,7 +212,7 @@ class NeuronRequest(JsonRequest):
         names = {"layer"} | {f.name for f in dataclasses.fields(Neurons)}
         values = known_options(json.loads(text), names)
         if not {"layer", "epsilon"} <= values.keys():
-            raise ValueError(f"a request for neurons has a layer and an epsilon, got {values}")
+            raise OptionError(f"a request for neurons has a layer and an epsilon, got {values}")
         return cls(values.pop("layer"), Neurons(**values))
 
 

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
+from gems_flwr.errors import OptionError
 from gems_flwr.keyword_hints import with_hints
 from gems_flwr.spaces.radius import METHODS, Method
 from gems_flwr.typing import Rank
@@ -144,7 +145,7 @@ class SpaceRequest(JsonRequest, ABC):
         values = {**_UNSAID, **json.loads(text)}
         kind = values.pop("kind")
         if kind not in _KINDS:
-            raise ValueError(f"kind must be one of {list(_KINDS)}, got {kind!r}")
+            raise OptionError(f"kind must be one of {list(_KINDS)}, got {kind!r}")
         names = {f.name for f in dataclasses.fields(_KINDS[kind])}
         if "epsilon" not in names:
             del values["epsilon"]
@@ -152,7 +153,7 @@ class SpaceRequest(JsonRequest, ABC):
         own = {name: value for name, value in values.items() if name not in foreign}
         request = _KINDS[kind](**known_options(own, names))
         if not isinstance(request, cls):
-            raise ValueError(f"expected a {cls.__name__}, got {request}")
+            raise OptionError(f"expected a {cls.__name__}, got {request}")
         return request
 
 
@@ -182,7 +183,7 @@ def as_space_request(space: SpaceRequest | str) -> SpaceRequest:
     if not isinstance(space, str):
         raise TypeError(f"space must be a Cone, Ball or Ellipsoid, or its name, got {space!r}")
     if space not in _KINDS:
-        raise ValueError(f"space must be one of {list(_KINDS)}, got '{space}'")
+        raise OptionError(f"space must be one of {list(_KINDS)}, got '{space}'")
     return _KINDS[space]()
 
 
@@ -228,7 +229,7 @@ class Cone(SpaceRequest):
     >>> Cone(epsilon=0.3)
     Traceback (most recent call last):
         ...
-    ValueError: epsilon must be in [0.5, 1) for a cone, got 0.3
+    gems_flwr.errors.OptionError: epsilon must be in [0.5, 1) for a cone, got 0.3
     """
 
     kind: ClassVar[str] = "cone"
@@ -345,7 +346,7 @@ class Centered(SpaceRequest):
         )
         if self.is_curved and not curved:
             allowed = f"false unless radius is in {list(CURVED)} for accuracy"
-            raise ValueError(f"curve must be {allowed}, got True")
+            raise OptionError(f"curve must be {allowed}, got True")
 
     def build(self, node: NodeLayer) -> BallSpace | EllipsoidSpace | CurvedSpace:
         """Return the space around the node's trained layer."""
