@@ -36,6 +36,11 @@ CONFIG_DIR = Path(__file__).resolve().parent.parent / "conf"
 GROUPS = ("strategy", "dataset", "partition", "model", "backend")
 # What a run is told for the sake of the person or the machine, not of the result.
 _NOT_IN_NAME = ("data_dir", "progress", "fresh", "label", "wait_seconds", "return_seconds")
+# Classes that have moved go by the names that earlier runs know, so that these keep theirs.
+_FORMER_TARGETS = {
+    "simulations.partitions.Groups": "simulations.groups.Groups",
+    "simulations.partitions.Skew": "simulations.multi_model.Skew",
+}
 
 
 class ConfigError(GemsError, ValueError):
@@ -155,6 +160,8 @@ class RunConfig:
             # Likewise.
             values["stop"] = {k: v for k, v in values["stop"].items() if k != "rules"}
         text = json.dumps(values, sort_keys=True)
+        for target, former in _FORMER_TARGETS.items():
+            text = text.replace(json.dumps(target), json.dumps(former))
         return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
     def run_name(self) -> str:

@@ -214,3 +214,33 @@ def test_what_a_user_gets_wrong_is_an_error_of_ours(path):
         and isinstance(node.exc.func, ast.Name)
     }
     assert not raised & {"ValueError", "TypeError", "Exception", "RuntimeError"}
+
+
+# --- the tests mirror the rooms ---------------------------------------------------------------
+
+TESTS = ROOT / "tests"
+# What no single room answers for.
+WHOLE = {"battery", "deployment", "simulations"}
+NO_TESTS = {"helpers", "artifacts"}
+
+
+def rooms(folder):
+    return {path.name for path in folder.iterdir() if path.is_dir() and list(path.glob("*.py"))}
+
+
+def test_every_room_has_a_folder_of_tests_and_every_folder_of_tests_a_room():
+    tested = {path.parent.name for path in TESTS.rglob("test_*.py") if path.parent != TESTS}
+    assert rooms(LIBRARY) <= tested
+    assert tested - rooms(LIBRARY) <= WHOLE | rooms(ROOT / "simulations")
+    assert not tested & NO_TESTS
+
+
+@pytest.mark.parametrize("path", modules(TESTS), ids=lambda p: str(p.relative_to(TESTS)))
+def test_no_test_imports_from_another(path):
+    """What tests share lies in ``tests/helpers`` and ``conftest.py``."""
+    assert not [name for name in imports(path) if name.split(".")[0].startswith("test")]
+
+
+def test_no_two_modules_of_tests_have_one_name():
+    names = [path.name for path in modules(TESTS)]
+    assert len(names) == len(set(names))

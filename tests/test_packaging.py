@@ -13,6 +13,7 @@ from email import message_from_bytes
 from pathlib import Path
 
 import pytest
+from helpers_patience import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parent.parent
 # One worker builds for all.
@@ -36,7 +37,7 @@ def published(tmp_path_factory):
         [sys.executable, "-m", "build", "--outdir", folder, source],
         check=True,
         stdout=subprocess.DEVNULL,
-        timeout=600,
+        timeout=HANG_SECONDS,
     )
     return folder
 
@@ -133,7 +134,7 @@ def test_the_wheel_installs_into_an_empty_environment_and_runs(wheel, tmp_path):
     subprocess.run(
         [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", site, wheel],
         check=True,
-        timeout=120,
+        timeout=HANG_SECONDS,
     )
     assert {p.name.split("-")[0] for p in site.iterdir()} == {"gems_flwr"}
     (site / "lent.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
@@ -152,7 +153,11 @@ result = FedAvg().start(InProcessGrid(app, 2), ArrayRecord({"a": Array(np.ones(2
 print(gems_flwr.__file__, result.arrays["a"].numpy().tolist())
 """
     done = subprocess.run(
-        [python, "-I", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [python, "-I", "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
     )
     assert done.returncode == 0, done.stderr
     assert str(site) in done.stdout

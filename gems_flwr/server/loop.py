@@ -214,11 +214,14 @@ class RoundLoop(LoopSettings, Strategy):
         """Choose nodes by the run's own generator, from a list whose order is always the same."""
         connected = self._connected(grid, self.min_nodes)
         self._nodes.meet(grid, connected)
-        available = sorted(connected, key=self._nodes.position)
         # The tiny term keeps 0.29 * 100 from counting as 28.
-        count = max(self.min_nodes, int(fraction * len(available) + 1e-9))
-        if count == len(available):
-            return available
+        count = max(self.min_nodes, int(fraction * len(connected) + 1e-9))
+        if count == len(connected):
+            return sorted(connected, key=self._nodes.position)
+        if self._exchange.grid is not None:
+            # Who has joined since the run began has not been asked yet.
+            self._nodes.ask_names(self._exchange.grid, connected, self._exchange.timeout)
+        available = sorted(connected, key=self._nodes.position)
         rng = generator(self.seed, "choose", purpose, server_round)
         chosen = rng.choice(len(available), size=count, replace=False)
         return [available[i] for i in sorted(chosen)]
@@ -327,7 +330,7 @@ class RoundLoop(LoopSettings, Strategy):
         self._log_start(state, rounds)
         counted = grid.total
         if state.round < rounds:
-            self._meet_nodes(grid, round_log)
+            self._meet_nodes(grid, round_log, timeout)
 
         stopped_because = self.reason_to_stop(state)
         while state.round < rounds and not stopped_because:
@@ -437,14 +440,16 @@ class RoundLoop(LoopSettings, Strategy):
     def _name(self) -> str:
         return type(self).__name__
 
-    def _meet_nodes(self, grid: MeteredGrid, round_log: RoundLog | None) -> None:
+    def _meet_nodes(
+        self, grid: MeteredGrid, round_log: RoundLog | None, timeout: float | None
+    ) -> None:
         """Wait for the nodes, and learn their names where they are needed beforehand."""
         nodes = self._connected(grid, self.wait_for_nodes or self.min_nodes)
         self._nodes.settle(grid)
         # Names are needed beforehand to tell nodes apart, and to recognise replies that were
         # kept. Otherwise they come with the replies, and one-round methods stay at one round.
         if self.needs_names() or (round_log and round_log.files.has_replies()):
-            self._nodes.ask_names(grid, nodes, self.wait_seconds)
+            self._nodes.ask_names(grid, nodes, timeout)
 
     def _connected(self, grid: Grid, wanted: int) -> list[int]:
         return wait_for_nodes(

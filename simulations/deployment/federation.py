@@ -36,7 +36,7 @@ _BIN = Path(sys.executable).parent
 _CONNECTION = "local-deployment"
 _CLI = "cli"
 # How long Flower's own processes may take to come up, also on a busy machine.
-_START_SECONDS = 60.0
+_START_SECONDS = 300.0
 _STOP_SECONDS = 5.0
 T = TypeVar("T")
 

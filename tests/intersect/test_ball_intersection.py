@@ -142,7 +142,6 @@ def test_a_thousand_nodes_are_decided():
         result = intersect_balls(balls, "margin")
         assert result.status == status
         assert result.gap <= 1e-6 * 300
-        assert result.seconds < 60
 
 
 def test_balls_are_quadratics_too():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
+from helpers_patience import HANG_SECONDS
 
 from conftest import initial_arrays, toy_app
 from gems_flwr.runtime.inprocess_grid import InProcessGrid
@@ -96,7 +97,7 @@ class PollingGrid:
 
 def test_a_grid_that_must_be_polled_is_polled_until_all_have_answered(grid):
     metered = MeteredGrid(PollingGrid(grid))
-    assert len(list(metered.stream(messages(grid), timeout=30))) == 5
+    assert len(list(metered.stream(messages(grid), timeout=HANG_SECONDS))) == 5
 
 
 def test_polling_ends_at_the_timeout(grid):

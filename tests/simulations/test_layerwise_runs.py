@@ -92,7 +92,7 @@ def test_nodes_start_later_hidden_layers_from_weights_of_their_own():
     assert not torch.allclose(one[4].weight, two[4].weight, atol=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.skipif(
     "GEMS_FLWR_DATA" not in os.environ, reason="GEMS_FLWR_DATA names no folder with MNIST"
 )

@@ -12,7 +12,7 @@ from simulations.config import compose_config
 from simulations.run import run
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.deep,
     pytest.mark.skipif(
         "GEMS_FLWR_DATA" not in os.environ, reason="GEMS_FLWR_DATA names no folder with MNIST"
     ),

@@ -269,7 +269,7 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path):
     assert found.findings[1].missing == 0
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_public_data_do_not_harm_the_cone_and_alone_are_worse(tmp_path):
     base = ("dataset=digits", "nodes=5", "train.epochs=5")
     methods = {
@@ -284,7 +284,7 @@ def test_public_data_do_not_harm_the_cone_and_alone_are_worse(tmp_path):
     assert mean["tuned"] > mean["raw"]
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_strongly_different_beginnings_break_averaging(tmp_path):
     """The claim of Figure A.8, on digits: ε = 20 costs accuracy, most with rare averaging."""
     options = Options(Scope(quick=True, stand_in=True), tmp_path, jobs=1)
@@ -294,7 +294,7 @@ def test_strongly_different_beginnings_break_averaging(tmp_path):
     assert at["ε = 20, b = 50"] < 0.9 * at["ε = 0, b = 50"]
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_processes_give_the_numbers_of_one(tmp_path):
     base = ("dataset=digits", "nodes=3", "train.epochs=2")
     cells = [

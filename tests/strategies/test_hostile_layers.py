@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
-from test_layerwise_gems import accuracy, initial, ready_app
+from helpers_layerwise import accuracy, initial, ready_app
 
 from gems_flwr.errors import RoundFailedError
 from gems_flwr.runtime.inprocess_grid import InProcessGrid
