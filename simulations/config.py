@@ -194,7 +194,11 @@ def variant_of(config: RunConfig) -> str:
     changed = []
     for section, options in defaults.items():
         prefix = "" if section in ("strategy", "") else f"{section}."
-        changed += _changed(values[section] if section else values, options, prefix)
+        now = values[section] if section else values
+        if section == "strategy":
+            # A space has options that stand in its own file alone.
+            options = _with_keys_of(now, options)
+        changed += _changed(now, options, prefix)
     return " ".join(changed)
 
 
@@ -210,6 +214,15 @@ def _load(group: str, name: str) -> dict[str, Any]:
                 place = place.setdefault(part, {})
             place[last] = _load(inner, chosen) | place.get(last, {})
     return dict(values)
+
+
+def _with_keys_of(now: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested defaults with all keys that there are; null for those that they lack."""
+    full = dict(defaults) | {key: None for key in now if key not in defaults}
+    return {
+        key: _with_keys_of(now[key], value) if isinstance(value, dict) else value
+        for key, value in full.items()
+    }
 
 
 def _changed(now: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str) -> list[str]:

@@ -236,6 +236,7 @@ def test_no_option_is_left_out_of_a_run_s_name():
     config = compose_config([*LAYERS, "strategy.head.audit=true"])
     names |= {config.fingerprint(), compose_config(LAYERS).fingerprint()}
     config = compose_config([*LAYERS, "strategy.head.space.dp_epsilon=3"])
+    assert variant_of(config) == "output.dp_epsilon=3"
     names |= {config.fingerprint()}
     assert len(names) == 6
 

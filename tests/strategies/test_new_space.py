@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from helpers_gems import CLASSES, FEATURES, accuracy, initial, linear_app
-from omegaconf import OmegaConf
+from rich.console import Console
 
 from gems_flwr.errors import RoundFailedError, SpaceError
 from gems_flwr.intersect.intersect import intersect
@@ -23,6 +23,8 @@ from gems_flwr.spaces.radius import Radius
 from gems_flwr.spaces.space_files import load_space, register_space
 from gems_flwr.strategies.gems import Gems
 from gems_flwr.wire.space_requests import SpaceRequest
+from simulations.config import ConfigError, compose_config, variant_of
+from simulations.run import run as run_experiment
 
 # --- one file: the set --------------------------------------------------------------------------
 
@@ -111,10 +113,10 @@ class Box(SpaceRequest):
 
 # --- and the config -----------------------------------------------------------------------------
 
-CONFIG = """
-_target_: tests.strategies.test_new_space.Box
-epsilon: 0.9
-corners: 20
+CONFIG = f"""
+_target_: {__name__}.Box
+epsilon: 0.3 # what is good enough: an accuracy
+corners: 20 # how many corners of the box have to be good enough
 """
 
 
@@ -176,11 +178,17 @@ def test_its_options_are_checked_and_travel_as_those_of_any_space():
             Gems(space="box", **options)
 
 
-def test_its_config_is_that_of_any_class():
-    node = OmegaConf.create(CONFIG)
-    options = {key: node[key] for key in node if key != "_target_"}
-    assert set(options) == {f.name for f in dataclasses.fields(Box)} - {"dp_seeded"}
-    assert Box(**options) == Box()
+def test_its_config_is_a_file_in_the_group_of_spaces(tmp_path):
+    (tmp_path / "strategy" / "space").mkdir(parents=True)
+    (tmp_path / "strategy" / "space" / "box.yaml").write_text(CONFIG)
+    chosen = [f"hydra.searchpath=[file://{tmp_path}]", "strategy=gems", "strategy/space=box"]
+    config = compose_config([*chosen, "strategy.space.corners=5", "train.epochs=2", "nodes=2"])
+    assert variant_of(config) == "space=box epsilon=0.3 corners=5 train.epochs=2"
+    run_experiment(config, tmp_path / "run", Console(quiet=True))
+    boxes = [load_space(path) for path in sorted((tmp_path / "run").glob("spaces/*"))]
+    assert [type(box) for box in boxes] == [BoxSpace, BoxSpace]
+    with pytest.raises(ConfigError, match=r"there is no strategy\.space\.colour"):
+        compose_config([*chosen, "+strategy.space.colour=red"])
 
 
 def test_a_kind_has_one_set_and_one_request():
