@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from gems_flwr.errors import OptionError
+
 Class = TypeVar("Class", bound=type)
 
 
@@ -28,7 +30,7 @@ def with_hints(hint: Callable[[type, str], str]) -> Callable[[Class], Class]:
         def checked(self: Any, *values: Any, **options: Any) -> None:
             for name in options:
                 if name not in known:
-                    raise TypeError(hint(type(self), name))
+                    raise OptionError(hint(type(self), name))
             build(self, *values, **options)
 
         cls.__init__ = checked  # type: ignore[misc]

@@ -95,7 +95,7 @@ def check_gems_options(options: SpaceStrategy, space: SpaceRequest) -> None:
 def _check_epsilon(epsilon: object, space: SpaceRequest) -> None:
     if isinstance(epsilon, int | float):
         raise OptionError(
-            "an epsilon for all nodes belongs to the space: "
+            "an epsilon for all nodes is the space's: "
             f"space={type(space).__name__}(epsilon={epsilon})"
         )
     if isinstance(epsilon, str) and epsilon != "auto":

@@ -113,14 +113,14 @@ def find_output_layer(arrays: Mapping[str, NDArray], name: str | None = None) ->
         If there is no such layer.
     """
     keys = list(arrays)
-    own = f"{name}.weight" if name else "weight"
     if name is not None:
         # A module that is the layer itself has no name.
-        candidates = [key for key in keys if key == own]
+        named = f"{name}.weight" if name else "weight"
+        candidates = [key for key in keys if key == named]
     else:
         candidates = [key for key in keys if np.ndim(arrays[key]) == 2]
     if not candidates or np.ndim(arrays[candidates[-1]]) != 2:
-        wanted = "a matrix among the arrays" if name is None else f"a matrix '{own}'"
+        wanted = "a matrix among the arrays" if name is None else f"a matrix '{named}'"
         raise ModelError(f"no linear output layer: expected {wanted}, got {keys}")
     weight = candidates[-1]
     outputs, features = np.shape(arrays[weight])

@@ -27,7 +27,7 @@ from gems_flwr.bounds import MAX_FILE_NAME_BYTES
 from gems_flwr.disk.faults import disk_faults
 from gems_flwr.disk.files import CHECKSUM, checksum, replacing, verify_checksum
 from gems_flwr.disk.lock import make_folder
-from gems_flwr.errors import SpaceError
+from gems_flwr.errors import OptionError, SpaceError
 from gems_flwr.spaces.ball import BallSet, BallSpace
 from gems_flwr.spaces.checks import take
 from gems_flwr.spaces.cone import ClassMomentCone
@@ -57,12 +57,12 @@ def register_space(space: type[ConvexSet]) -> None:
 
     Raises
     ------
-    ValueError
+    OptionError
         If another class has that kind.
     """
     known = _SPACES.setdefault(space.kind, space)
     if (known.__module__, known.__qualname__) != (space.__module__, space.__qualname__):
-        raise ValueError(f"kind '{space.kind}' is that of {known.__module__}.{known.__qualname__}")
+        raise OptionError(f"kind '{space.kind}' is that of {known.__module__}.{known.__qualname__}")
 
 
 def space_to_arrays(space: Space) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:

@@ -117,9 +117,10 @@ class Gems(RoundLoop):
     '{"rank": 20, "clusters": 8}'
     >>> Gems(space=Ball(radius="worst"), epsilon={"north": 0.8}).request("north").epsilon
     0.8
-    >>> Gems(space="ball", epsilon=0.6)  # doctest: +ELLIPSIS
+    >>> Gems(space="ball", epsilon=0.6)
     Traceback (most recent call last):
-    gems_flwr.errors.OptionError: an epsilon for all nodes belongs ... space=Ball(epsilon=0.6)
+        ...
+    gems_flwr.errors.OptionError: an epsilon for all nodes is the space's: space=Ball(epsilon=0.6)
     """
 
     space: SpaceRequest | str = "cone"

@@ -122,7 +122,7 @@ class LayerwiseGems(TunesOnPublicData):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.neurons, Neurons):
-            raise TypeError(f"neurons must be Neurons(…), got {self.neurons!r}")
+            raise OptionError(f"neurons must be Neurons(…), got {self.neurons!r}")
         rules = {
             "merge": (self.merge in get_args(MergeMethod), f"one of {get_args(MergeMethod)}"),
             "budget": (self.budget in get_args(Budget), f"one of {get_args(Budget)}"),

@@ -78,7 +78,7 @@ def default_of(setting: dataclasses.Field[Any]) -> Any:
 
 
 def known_options(values: dict[str, Any], names: set[str]) -> dict[str, Any]:
-    """Return the values in a text, or raise a ValueError that names what is not known."""
+    """Return the values in a text, or raise an OptionError that names what is not known."""
     unknown = sorted(values.keys() - names)
     if unknown:
         raise OptionError(f"the server asks for {unknown}, which this version does not know")

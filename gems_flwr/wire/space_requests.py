@@ -96,7 +96,9 @@ class SpaceRequest(JsonRequest, ABC):
             return
         known = _KINDS.setdefault(cls.kind, cls)
         if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise TypeError(f"kind '{cls.kind}' is that of {known.__module__}.{known.__qualname__}")
+            raise OptionError(
+                f"kind '{cls.kind}' is that of {known.__module__}.{known.__qualname__}"
+            )
         _KINDS[cls.kind] = cls
 
     @abstractmethod
@@ -175,13 +177,13 @@ def as_space_request(space: SpaceRequest | str) -> SpaceRequest:
 
     Raises
     ------
-    ValueError, TypeError
+    OptionError
         If it is no space; says what to write.
     """
     if isinstance(space, SpaceRequest):
         return space
     if not isinstance(space, str):
-        raise TypeError(f"space must be a Cone, Ball or Ellipsoid, or its name, got {space!r}")
+        raise OptionError(f"space must be a Cone, Ball or Ellipsoid, or its name, got {space!r}")
     if space not in _KINDS:
         raise OptionError(f"space must be one of {list(_KINDS)}, got '{space}'")
     return _KINDS[space]()

@@ -16,7 +16,7 @@ from torch import nn
 from conftest import record_equal, refuse_writing
 from gems_flwr.client.good_enough_mod import good_enough_mod
 from gems_flwr.client.limits import UNLIMITED, NodeLimits
-from gems_flwr.errors import CheckpointError, EmptyIntersectionError, RoundFailedError
+from gems_flwr.errors import CheckpointError, EmptyIntersectionError, OptionError, RoundFailedError
 from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from gems_flwr.runtime.metered_grid import MeteredGrid
 from gems_flwr.spaces.space_files import load_space
@@ -635,14 +635,14 @@ def test_a_space_says_what_is_allowed(space, options):
     ],
 )
 def test_an_option_of_another_space_is_refused_with_where_it_belongs(make, words):
-    with pytest.raises(TypeError, match=words):
+    with pytest.raises(OptionError, match=words):
         make()
 
 
 @pytest.mark.parametrize("space", ["ball", Ellipsoid(floor=0.3)])
 def test_an_epsilon_of_all_nodes_belongs_to_the_space(space):
     name = "Ball" if space == "ball" else "Ellipsoid"
-    with pytest.raises(ValueError, match=rf"belongs to the space: space={name}\(epsilon=0.6\)$"):
+    with pytest.raises(ValueError, match=rf"is the space's: space={name}\(epsilon=0.6\)$"):
         Gems(space=space, epsilon=0.6)
 
 

@@ -198,5 +198,5 @@ def test_a_kind_has_one_set_and_one_request():
 
     with pytest.raises(ValueError, match=r"kind 'box' is that of .*BoxSpace"):
         register_space(OtherBox)
-    with pytest.raises(TypeError, match=r"kind 'box' is that of .*Box"):
+    with pytest.raises(ValueError, match=r"kind 'box' is that of .*Box"):
         type("OtherBox", (SpaceRequest,), {"kind": "box"})
