@@ -179,6 +179,7 @@ def run(tmp_path, monkeypatch, capsys):
         (("strategy.fraction_train=2",), "fraction_train must be between 0 and 1"),
         (("strategy.fraction_train=all",), "strategy.fraction_train"),
         (("strategy=gems", "strategy.on_empty=hope"), "on_empty must be one of"),
+        (("strategy=gems", "strategy/space=ball", "strategy.space.rank=20"), "rank"),
         (("strategy=merge", "strategy.method=magic"), "method must be one of"),
         (("strategy=merge", "model=cnn"), "is no linear layer"),
         (("strategy=dynamic", "strategy.delta=0"), "delta must be"),

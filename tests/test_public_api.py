@@ -18,10 +18,6 @@ ROOT = Path(__file__).resolve().parent.parent
 NAMES = [name for name in gems_flwr.__all__ if name != "__version__"]
 
 
-def public(name):
-    return getattr(gems_flwr, name)
-
-
 def test_importing_the_package_imports_nothing_heavy():
     code = """
 import sys, time
@@ -43,7 +39,7 @@ print(f"import gems_flwr: {seconds * 1000:.1f} ms", file=sys.stderr)
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_public_name_is_what_its_module_defines(name):
-    value = public(name)
+    value = getattr(gems_flwr, name)
     home = importlib.import_module(f"gems_flwr.{gems_flwr._HOMES[name]}")
     assert value is getattr(home, name)
     assert value.__module__ == home.__name__
@@ -81,7 +77,7 @@ def test_all_strategies_and_all_errors_are_public():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_public_name_has_an_example_that_runs(name):
-    value = public(name)
+    value = getattr(gems_flwr, name)
     text = inspect.cleandoc(value.__doc__ or "")
     test = doctest.DocTestParser().get_doctest(text, {}, name, None, 0)
     assert test.examples, f"the docstring of {name} has no example"
@@ -94,7 +90,7 @@ def test_every_public_name_has_an_example_that_runs(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_examples_import_from_the_root_alone(name):
     test = doctest.DocTestParser().get_doctest(
-        inspect.cleandoc(public(name).__doc__ or ""), {}, name, None, 0
+        inspect.cleandoc(getattr(gems_flwr, name).__doc__ or ""), {}, name, None, 0
     )
     for example in test.examples:
         assert not re.search(r"(from|import) gems_flwr\.", example.source)
