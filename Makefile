@@ -5,8 +5,9 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.docs-installed
 
-.PHONY: demo deploy-demo test test-fast test-deep lint bench clean
+.PHONY: demo deploy-demo test test-fast test-deep lint bench docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +17,7 @@ help:
 	@echo "make test-fast    the tests that take seconds"
 	@echo "make test-deep    what takes longer: killed processes, real deployments, Ray, MNIST, 20,000 fuzz cases"
 	@echo "make bench        what messages, spaces, memory, neurons, averaging and sampling cost, as ratios"
+	@echo "make docs         the documentation site in build/site, every link checked"
 	@echo "make clean        remove the environment and everything that runs wrote"
 
 $(STAMP): pyproject.toml
@@ -51,6 +53,16 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	@$(BIN)/python -m simulations.bench
+
+$(DOCS_STAMP): $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,docs]'
+	@touch $@
+
+# Strict: a dead link, a missing anchor or a page outside the navigation fails it (not with --quiet).
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(DOCS_STAMP)
+	@$(BIN)/mkdocs build --strict
+	@echo "build/site/index.html"
 
 clean:
 	rm -rf $(VENV) runs build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

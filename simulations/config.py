@@ -54,6 +54,7 @@ class StopConfig:
     patience: Optional[int] = None  # noqa: UP045
     metric: str = "accuracy"
     goal: str = "max"
+    rules: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         _require("stop.goal", self.goal, self.goal in ("max", "min"), "max or min")
@@ -153,6 +154,9 @@ class RunConfig:
         if not self.multi_model.tasks:
             # Without tasks it means nothing, and runs made before it existed keep their names.
             del values["multi_model"]
+        if not self.stop.rules:
+            # Likewise.
+            values["stop"] = {k: v for k, v in values["stop"].items() if k != "rules"}
         text = json.dumps(values, sort_keys=True)
         for target, former in _FORMER_TARGETS.items():
             text = text.replace(json.dumps(target), json.dumps(former))
@@ -232,6 +236,13 @@ def to_run_config(config: DictConfig, choices: Mapping[str, Any] | None = None) 
     for group in ("strategy", "dataset", "partition", "model"):
         check_options(group, own[group], get_object(own[group]["_target_"]))
     check_options("train", own["train"], TrainOptions)
+    for number, rule in enumerate(own["stop"].rules):
+        section = f"stop.rules[{number}]"
+        _require(section, rule, "_target_" in rule, "an object with a _target_")
+        try:
+            check_options(section, rule, get_object(rule["_target_"]))
+        except ImportError as error:
+            raise ConfigError(f"{section}: there is no {rule['_target_']}") from error
     own["names"] = {group: str(chosen[group]) for group in GROUPS}
     try:
         run = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RunConfig), own))
@@ -256,7 +267,8 @@ def check_options(group: str, node: DictConfig, target: Callable[..., Any]) -> N
         if name in ("_target_", "_convert_"):
             continue
         if name not in accepted:
-            allowed = ", ".join(sorted(str(k) for k in node if k in accepted)) or "none"
+            named = sorted(str(k) for k in node if k in accepted) or sorted(accepted)
+            allowed = ", ".join(named) or "none"
             raise ConfigError(f"there is no {group}.{name}; the options of {group} are: {allowed}")
         kinds = _plain_types(hints.get(name))
         if kinds and not _fits(value, kinds):

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from gems_flwr.errors import ModelError
 from gems_flwr.networks.hidden import read_neuron_inputs
 from gems_flwr.networks.inputs import Data
 from gems_flwr.networks.layers import outgoing_rows, weight_layers
@@ -44,7 +45,7 @@ def build_neurons(
     """
     layers = weight_layers(arrays)
     if request.layer >= len(layers) - 1:
-        raise ValueError(
+        raise ModelError(
             f"the server asks for hidden layer {request.layer}, the model has {len(layers) - 1}"
         )
     layer = layers[request.layer]

@@ -55,6 +55,30 @@ class RoundLoop(LoopSettings, Strategy):
     ----------
     **settings
         See `LoopSettings`.
+
+    Examples
+    --------
+    A strategy of one's own, with everything that `RoundLoop` brings:
+
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+    >>> from flwr.clientapp import ClientApp
+    >>> from gems_flwr import InProcessGrid, RoundLoop
+    >>> class Largest(RoundLoop):
+    ...     def aggregate(self, answers):
+    ...         models = [answer.value.arrays for answer in answers]
+    ...         return {name: np.max([m[name] for m in models], axis=0) for name in models[0]}
+    >>> app = ClientApp()
+    >>> @app.train()
+    ... def train(message, context):
+    ...     [w] = message.content["arrays"].to_numpy_ndarrays()
+    ...     arrays = ArrayRecord([w + context.node_config["partition-id"]])
+    ...     metrics = MetricRecord({"num-examples": 1})
+    ...     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+    >>> grid = InProcessGrid(app, nodes=3)
+    >>> result = Largest().start(grid, ArrayRecord([np.zeros(2)]), num_rounds=2)
+    >>> result.arrays.to_numpy_ndarrays()
+    [array([4., 4.])]
     """
 
     # Strategies that are done after a fixed number of rounds say so here.

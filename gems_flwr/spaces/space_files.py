@@ -80,6 +80,18 @@ def save_space(
     ------
     DiskError
         If it cannot be written; what was there before is unchanged.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> import torch
+    >>> from gems_flwr import build_cone, load_space, save_space
+    >>> cone = build_cone(torch.randn(200, 3), torch.arange(200) % 2, num_classes=2)
+    >>> with TemporaryDirectory() as folder:
+    ...     size = save_space(Path(folder, "north.safetensors"), cone)
+    ...     load_space(Path(folder, "north.safetensors")).num_classes
+    2
     """
     arrays, meta = space.to_arrays()
     contiguous = {key: np.ascontiguousarray(value) for key, value in arrays.items()}
@@ -116,6 +128,18 @@ def load_space(path: str | Path) -> Space:
     SpaceError
         If the file is not one of ours or the space in it is malformed; the message
         begins with the file's name.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> import torch
+    >>> from gems_flwr import build_cone, load_space, save_space
+    >>> cone = build_cone(torch.randn(200, 3), torch.arange(200) % 2, num_classes=2)
+    >>> with TemporaryDirectory() as folder:
+    ...     size = save_space(Path(folder, "north.safetensors"), cone)
+    ...     load_space(Path(folder, "north.safetensors")).kind
+    'cone'
     """
     name = Path(path).name
     try:

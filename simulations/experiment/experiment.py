@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, MetricRecord
+from hydra.errors import InstantiationException
 from hydra.utils import get_class, instantiate
 from numpy.typing import NDArray
 from torch import nn
@@ -317,7 +318,10 @@ class Experiment:
             rules.append(TargetReached(stop.target, stop.metric, stop.goal))  # type: ignore[arg-type]
         if stop.patience is not None:
             rules.append(PatienceExhausted(stop.patience, stop.metric, stop.goal))  # type: ignore[arg-type]
-        return rules
+        try:
+            return rules + [instantiate(rule, _convert_="all") for rule in stop.rules]
+        except InstantiationException as error:
+            raise ConfigError(f"stop.rules: {error.__cause__ or error}") from error
 
     def _initialise(self, server_round: int) -> Arrays:
         """Return new initial weights for a further attempt."""
@@ -471,7 +475,7 @@ def experiment_of(config: str, own_data: str | None = None) -> Experiment:
                 f"partition-id, not with data='{own_data}'"
             )
         # Here, because it is built on this module.
-        from simulations.experiment.several_models import MultiModelExperiment
+        from simulations.experiment.multi_model_experiment import MultiModelExperiment
 
         return MultiModelExperiment(parsed)
     return Experiment(parsed, own_data)

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from gems_flwr.disk.faults import file_fault
-from simulations.report.runs import NoRunsError
+from gems_flwr.errors import GemsError
 from simulations.report.write_report import build_report
 
 EXIT_NO_REPORT = 2
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     output: Path = arguments.output or (paths[0] if len(paths) == 1 else Path("runs", "report"))
     try:
         build_report(paths, output)
-    except (NoRunsError, OSError) as error:
+    except (GemsError, OSError) as error:
         text = file_fault(error) if isinstance(error, OSError) else str(error)
         Console(stderr=True, soft_wrap=True).print(text, markup=False, highlight=False)
         return EXIT_NO_REPORT

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-from simulations.report import multi_model
+from simulations.report import multi_model_table
 from simulations.report.plots import Plot
 from simulations.report.runs import Setting, UnfinishedRun
 from simulations.report.summary import Method, SettingSummary, cell_texts, format_bytes
@@ -182,10 +182,10 @@ def _methods_table(summary: SettingSummary, columns: Sequence[str]) -> str:
 
 def _models_table(summary: SettingSummary) -> str:
     """Write the accuracy of every model, where there are several."""
-    rows, models = multi_model.models_rows(summary), multi_model.models_of(summary)
+    rows, models = multi_model_table.models_rows(summary), multi_model_table.models_of(summary)
     if not rows:
         return ""
-    texts = [multi_model.texts(row, models) for row in rows]
+    texts = [multi_model_table.texts(row, models) for row in rows]
     heads = [(column, column == "method") for column in texts[0]]
     lines = [
         _row("".join(_cell(t, "text" if c == "method" else "") for c, t in text.items()))
@@ -193,7 +193,7 @@ def _models_table(summary: SettingSummary) -> str:
     ]
     return (
         f"<h3>Accuracy of every model</h3>\n{_table(heads, lines)}\n"
-        f'<p class="soft">{escape(multi_model.CAPTION)}</p>'
+        f'<p class="soft">{escape(multi_model_table.CAPTION)}</p>'
     )
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from simulations.report import multi_model
+from simulations.report import multi_model_table
 from simulations.report.runs import Run
 from simulations.report.summary import Method, SettingSummary, Spread, cell_texts
 
@@ -110,10 +110,10 @@ def print_tables(settings: Sequence[SettingSummary], console: Console) -> None:
 
 def _print_models(summary: SettingSummary, console: Console) -> None:
     """Print the accuracy of every model, where there are several."""
-    rows, models = multi_model.models_rows(summary), multi_model.models_of(summary)
+    rows, models = multi_model_table.models_rows(summary), multi_model_table.models_of(summary)
     if not rows:
         return
-    texts = [multi_model.texts(row, models) for row in rows]
+    texts = [multi_model_table.texts(row, models) for row in rows]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
     for column in texts[0]:
         table.add_column(
@@ -126,7 +126,7 @@ def _print_models(summary: SettingSummary, console: Console) -> None:
     for text in texts:
         table.add_row(*(Text(value) for value in text.values()))
     console.print(table, crop=False)
-    console.print(Text(multi_model.CAPTION, style="dim"))
+    console.print(Text(multi_model_table.CAPTION, style="dim"))
     console.print()
 
 
@@ -162,7 +162,7 @@ def write_runs_csv(runs: Sequence[Run], path: Path) -> None:
 def _result_row(summary: SettingSummary, method: Method) -> dict[str, object]:
     setting = summary.setting
     fewest, most = method.rounds
-    rows = multi_model.models_rows(summary)
+    rows = multi_model_table.models_rows(summary)
     relative = next((row.relative for row in rows if row.method is method), None)
     return {
         "dataset": setting.dataset,

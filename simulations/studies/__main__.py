@@ -25,7 +25,7 @@ from simulations.studies import (
     hostile_models,
     layer_size,
     leaks,
-    multi_model,
+    multi_model_rates,
     soak,
 )
 
@@ -37,7 +37,7 @@ STUDIES = {
     "hostile_models": hostile_models.run,
     "layer_size": layer_size.run,
     "leaks": leaks.run,
-    "multi_model": multi_model.run_all,
+    "multi_model": multi_model_rates.run_all,
     "soak": soak.run,
 }
 

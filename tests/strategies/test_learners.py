@@ -8,7 +8,7 @@ from flwr.app import Message
 from flwr.clientapp import ClientApp
 from helpers_learners import fail, initial, start_model, walk, walking_app
 
-from gems_flwr.averaging.divergence import squared_distance
+from gems_flwr.averaging.distances import squared_distance
 from gems_flwr.client.dynamic_averaging_mod import dynamic_averaging_mod
 from gems_flwr.errors import RoundFailedError
 from gems_flwr.runtime.inprocess_grid import InProcessGrid

@@ -19,7 +19,7 @@ from gems_flwr.server.members import split_models
 from simulations.config import RunConfig, compose_config
 from simulations.data.examples import Examples
 from simulations.experiment.experiment import experiment_of
-from simulations.experiment.several_models import MultiModelExperiment
+from simulations.experiment.multi_model_experiment import MultiModelExperiment
 from simulations.run import run
 
 RATES = (0.05, 0.1, 0.2)
