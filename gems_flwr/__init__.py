@@ -99,10 +99,10 @@ if TYPE_CHECKING:
     from gems_flwr.strategies.public_only import PublicOnly as PublicOnly
     from gems_flwr.strategies.serial import Serial as Serial
     from gems_flwr.wire.model_replies import ModelReply as ModelReply
-    from gems_flwr.wire.requests import Ball as Ball  # type: ignore[attr-defined]
-    from gems_flwr.wire.requests import Cone as Cone  # type: ignore[attr-defined]
-    from gems_flwr.wire.requests import Ellipsoid as Ellipsoid  # type: ignore[attr-defined]
-    from gems_flwr.wire.requests import Neurons as Neurons  # type: ignore[attr-defined]
+    from gems_flwr.wire.requests import Neurons as Neurons
+    from gems_flwr.wire.space_requests import Ball as Ball
+    from gems_flwr.wire.space_requests import Cone as Cone
+    from gems_flwr.wire.space_requests import Ellipsoid as Ellipsoid
 
 # Where each public name is defined; the same as above, for the interpreter.
 _HOMES = {
@@ -122,9 +122,9 @@ _HOMES = {
     "PublicOnly": "strategies.public_only",
     "Serial": "strategies.serial",
     # What a node can be asked for.
-    "Ball": "wire.requests",
-    "Cone": "wire.requests",
-    "Ellipsoid": "wire.requests",
+    "Ball": "wire.space_requests",
+    "Cone": "wire.space_requests",
+    "Ellipsoid": "wire.space_requests",
     "Neurons": "wire.requests",
     # How MultiModel draws clients.
     "FedVarp": "strategies.multi_model.sampling_rules",

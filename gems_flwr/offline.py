@@ -22,9 +22,10 @@ from gems_flwr.errors import Failure, OfflineError, SpaceError
 from gems_flwr.intersect.aggregate import Aggregate, OnEmpty, aggregate_spaces
 from gems_flwr.intersect.cone_objective import ConeOptions
 from gems_flwr.intersect.result import Select
-from gems_flwr.spaces.ball import BallSet
+from gems_flwr.spaces.ball import BallSet, BallSpace
 from gems_flwr.spaces.cone import ClassMomentCone
 from gems_flwr.spaces.covariance import LowRankCovariance
+from gems_flwr.spaces.ellipsoid import EllipsoidSpace
 from gems_flwr.spaces.output_layer import flatten_linear, unflatten_linear
 from gems_flwr.spaces.space_files import SUFFIX, Space, SpaceFolder, load_space
 
@@ -217,6 +218,8 @@ def describe(space: Space) -> list[tuple[str, str]]:
         return rows
     balls = space.balls if isinstance(space, BallSet) else (space,)
     for ball in balls:
+        if not isinstance(ball, BallSpace | EllipsoidSpace):
+            continue
         r = ball.radius
         rows.append(("radius", f"{r.value:.4g}, {r.method}, for epsilon {r.epsilon:g}"))
     return [*rows, ("weights", f"{space.dimension:,} of the node's own model")]

@@ -29,6 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from gems_flwr.disk.faults import file_fault
 from gems_flwr.errors import GemsError
 from simulations.experiment.training import TrainOptions
+from simulations.flat_options import flat_strategy, new_form
 from simulations.options import MultiModelConfig, StreamConfig
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "conf"
@@ -151,6 +152,7 @@ class RunConfig:
     def fingerprint(self) -> str:
         """Return a short digest of everything that can change the result."""
         values = {k: v for k, v in asdict(self).items() if k not in _NOT_IN_NAME}
+        values["strategy"] = flat_strategy(self.strategy)
         if not self.multi_model.tasks:
             # Without tasks it means nothing, and runs made before it existed keep their names.
             del values["multi_model"]
@@ -176,11 +178,9 @@ def variant_of(config: RunConfig) -> str:
     own state. Groups other than the strategy are named with their keys.
     """
     main: Any = OmegaConf.to_container(OmegaConf.load(CONFIG_DIR / "config.yaml"))
-    chosen: Any = OmegaConf.to_container(
-        OmegaConf.load(CONFIG_DIR / "strategy" / f"{config.names['strategy']}.yaml")
-    )
+    chosen = _load("strategy", config.names["strategy"])
     defaults: dict[str, dict[str, Any]] = {
-        "strategy": chosen["strategy"],
+        "strategy": flat_strategy(chosen["strategy"]),
         "train": main["train"] | chosen.get("train", {}),
         "": {key: (main | chosen)[key] for key in ("rounds", "own_initial_weights")},
         "stream": main["stream"] | chosen.get("stream", {}),
@@ -190,11 +190,39 @@ def variant_of(config: RunConfig) -> str:
         path = CONFIG_DIR / group / f"{config.names[group]}.yaml"
         defaults[group] = OmegaConf.to_container(OmegaConf.load(path))  # type: ignore[assignment]
     values = asdict(config)
+    values["strategy"] = flat_strategy(config.strategy)
     changed = []
     for section, options in defaults.items():
         prefix = "" if section in ("strategy", "") else f"{section}."
-        changed += _changed(values[section] if section else values, options, prefix)
+        now = values[section] if section else values
+        if section == "strategy":
+            # A space has options that stand in its own file alone.
+            options = _with_keys_of(now, options)
+        changed += _changed(now, options, prefix)
     return " ".join(changed)
+
+
+def _load(group: str, name: str) -> dict[str, Any]:
+    """Return what a file of a group holds, with the groups in its defaults put in their places."""
+    values: Any = OmegaConf.to_container(OmegaConf.load(CONFIG_DIR / group / f"{name}.yaml"))
+    for entry in values.pop("defaults", []):
+        for key, chosen in entry.items() if isinstance(entry, dict) else ():
+            inner, _, package = key.lstrip("/").partition("@")
+            *path, last = package.split(".")
+            place = values
+            for part in path:
+                place = place.setdefault(part, {})
+            place[last] = _load(inner, chosen) | place.get(last, {})
+    return dict(values)
+
+
+def _with_keys_of(now: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested defaults with all keys that there are; null for those that they lack."""
+    full = dict(defaults) | {key: None for key in now if key not in defaults}
+    return {
+        key: _with_keys_of(now[key], value) if isinstance(value, dict) else value
+        for key, value in full.items()
+    }
 
 
 def _changed(now: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str) -> list[str]:
@@ -266,6 +294,18 @@ def check_options(group: str, node: DictConfig, target: Callable[..., Any]) -> N
         name = str(key)
         if name in ("_target_", "_convert_"):
             continue
+        if isinstance(value, str) and (CONFIG_DIR / group / name).is_dir():
+            raise ConfigError(
+                f"{group}.{name} has options of its own: write {group}/{name}={value}"
+            )
+        if name == "epsilon" and "space" in node and isinstance(value, int | float):
+            raise ConfigError(
+                f"{group}.epsilon is auto or one for each node; for all: "
+                f"{group}.space.epsilon={value}"
+            )
+        if isinstance(value, DictConfig) and "_target_" in value:
+            check_options(f"{group}.{name}", value, get_object(value["_target_"]))
+            continue
         if name not in accepted:
             named = sorted(str(k) for k in node if k in accepted) or sorted(accepted)
             allowed = ", ".join(named) or "none"
@@ -320,6 +360,9 @@ def explain(error: Exception, overrides: Sequence[str] = ()) -> str:
     key = full_key.group(1)
     if "not in" not in text:
         return text.replace("Error merging override", "cannot set").split("    full_key")[0].strip()
+    now = new_form(key, overrides)
+    if now is not None:
+        return f"there is no key '{key}' any more; write {now}"
     section, _, name = key.rpartition(".")
     where = f" in {section}" if section else ""
     return f"there is no key '{name}'{where}; the keys are: {_keys_beside(key, overrides)}"

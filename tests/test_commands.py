@@ -153,7 +153,8 @@ def test_what_flower_refuses_is_said_in_one_line(flower, capsys, arguments, said
 
 
 SMALL = ("dataset=digits", "nodes=3", "rounds=1", "progress=false")
-BALLS = ("strategy=gems", "strategy.space=ball", "strategy.epsilon=0.9", "strategy.directions=20")
+BALLS = ("strategy=gems", "strategy/space=ball", "strategy.space.epsilon=0.9")
+BALLS = (*BALLS, "strategy.space.directions=20")
 
 
 @pytest.fixture

@@ -29,11 +29,11 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from gems_flwr.averaging.distances import squared_distance
 from gems_flwr.client.fault_reply_mod import fault_reply_mod, node_name
 from gems_flwr.errors import OutdatedMessageError
+from gems_flwr.wire.asking import requested_averaging
 from gems_flwr.wire.averaging_replies import (
     pack_averaging_reply,
     pack_needs_model,
     put_local_model,
-    requested_averaging,
     take_new_models,
 )
 from gems_flwr.wire.keys import (

@@ -16,7 +16,7 @@ lowest layers are common to all nodes. The handler has to respect both; see
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
 import numpy as np
@@ -30,7 +30,6 @@ from gems_flwr.client.limits import NodeLimits
 from gems_flwr.client.neuron_building import build_neurons
 from gems_flwr.client.privacy_ledger import spend
 from gems_flwr.client.privacy_mods import refuse_bypass
-from gems_flwr.client.space_building import build_space
 from gems_flwr.errors import ModelError
 from gems_flwr.networks.inputs import Data, LayerReader
 from gems_flwr.networks.layers import weight_layers
@@ -39,18 +38,19 @@ from gems_flwr.radii.quality import Quality
 from gems_flwr.runtime.seeding import derive_seed
 from gems_flwr.spaces.output_layer import OutputLayer
 from gems_flwr.typing import Arrays
-from gems_flwr.wire.keys import RUN_SEED, SERVER_ROUND
-from gems_flwr.wire.model_replies import instruction_config
-from gems_flwr.wire.neuron_replies import pack_neurons_reply, requested_neurons
-from gems_flwr.wire.records import only_model, to_numpy
-from gems_flwr.wire.requests import NeuronRequest, SpaceRequest
-from gems_flwr.wire.space_replies import (
-    pack_score_reply,
-    pack_space_reply,
+from gems_flwr.wire.asking import (
+    requested_neurons,
     requested_score,
     requested_space,
     wants_score,
 )
+from gems_flwr.wire.keys import RUN_SEED, SERVER_ROUND
+from gems_flwr.wire.model_replies import instruction_config
+from gems_flwr.wire.neuron_replies import pack_neurons_reply
+from gems_flwr.wire.records import only_model, to_numpy
+from gems_flwr.wire.requests import NeuronRequest
+from gems_flwr.wire.space_replies import pack_score_reply, pack_space_reply
+from gems_flwr.wire.space_requests import NodeLayer, SpaceRequest
 
 DataSource = Callable[[Context], Data]
 
@@ -132,9 +132,10 @@ def good_enough_mod(
     ) -> Message:
         request = bounds.narrowed(request)
         received = to_numpy(_arrays(message))
-        reader, held_out, output = read_output(received, context)
+        source = train if train is not None and request.reads == "train" else validation
+        reader, data, output = read_output(received, source, context)
         trained = received
-        if request.kind != "cone":
+        if request.needs_training:
             reply = call_next(message, context)
             if reply.has_error():
                 return reply
@@ -145,15 +146,9 @@ def good_enough_mod(
         name = node_name(context)
         if request.private is not None:
             spend(request.private.squared_mu, bounds, context)
-        space = build_space(
-            request,
-            weight=weight,
-            bias=bias,
-            validation=reader.read(held_out, output),
-            train=reader.read(train(context) if train else validation(context), output),
-            seed=derive_seed(_run_seed(message), "space", _round(message), name),
-            largest_rank=bounds.rank_cap,
-        )
+        seed = derive_seed(_run_seed(message), "space", _round(message), name)
+        samples = reader.read(data, output)
+        space = request.build(NodeLayer(weight, bias, samples, seed, bounds.rank_cap))
         bounds.check_release(space)
         return Message(pack_space_reply(space, name=name), reply_to=message)
 
@@ -187,7 +182,7 @@ def good_enough_mod(
         request, name = requested_score(message.content), node_name(context)
         bounds.check_score(request)
         received = to_numpy(_arrays(message))
-        reader, held_out, output = read_output(received, context)
+        reader, held_out, output = read_output(received, validation, context)
         score, total = _score(received, output, reader, held_out)
         if request.private is not None:
             spend(request.private.squared_mu, bounds, context)
@@ -196,10 +191,14 @@ def good_enough_mod(
             score = request.private.noised(round(score * total), total, noise_seed)
         return Message(pack_score_reply(score, name=name), reply_to=message)
 
-    def read_output(received: Arrays, context: Context) -> tuple[LayerReader, Data, OutputLayer]:
+    def read_output(
+        received: Arrays, source: DataSource, context: Context
+    ) -> tuple[LayerReader, Data, OutputLayer]:
         reader = LayerReader(received, model() if model else None, layer)
-        held_out = validation(context)
-        return reader, held_out, reader.output_layer(held_out)
+        data = source(context)
+        output = reader.output_layer(data)
+        # Of batches that can be had only once, finding the layer has taken some.
+        return reader, source(context) if isinstance(data, Iterator) else data, output
 
     def guarded(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         return fault_reply_mod(message, context, lambda m, c: good_enough(m, c, call_next))

@@ -27,13 +27,17 @@ from gems_flwr.spaces.cone import ClassMomentCone
 from gems_flwr.spaces.covariance import LowRankCovariance
 from gems_flwr.spaces.curved_space import CurvedSpace
 from gems_flwr.spaces.space_files import Space
-from gems_flwr.wire.averaging_replies import requested_averaging
+from gems_flwr.wire.asking import (
+    requested_averaging,
+    requested_models,
+    requested_neurons,
+    requested_space,
+    requested_statistics,
+    wants_score,
+)
 from gems_flwr.wire.keys import EVALUATE, INTRODUCE, TRAIN
-from gems_flwr.wire.multi_model_requests import requested_models
-from gems_flwr.wire.neuron_replies import requested_neurons
-from gems_flwr.wire.requests import ScoreRequest, SpaceRequest, is_rank
-from gems_flwr.wire.space_replies import requested_space, wants_score
-from gems_flwr.wire.statistics_replies import requested_statistics
+from gems_flwr.wire.requests import ScoreRequest
+from gems_flwr.wire.space_requests import Cone, SpaceRequest, is_rank
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +141,7 @@ class NodeLimits:
             return request
         if self.require_dp:
             raise RefusedError("require_dp", f"a {request.kind} without noise; set dp_epsilon")
-        if request.kind != "cone":
+        if not isinstance(request, Cone):
             return request
         if request.min_count is None:
             default = 2 if request.rank == "auto" else MIN_COUNT

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from gems_flwr.averaging.steps import best_beta, residual_norm, update_of
 from gems_flwr.client.fault_reply_mod import fault_reply_mod, node_name
 from gems_flwr.errors import ModelError, OutdatedMessageError, describe_fault
+from gems_flwr.wire.asking import requested_models
 from gems_flwr.wire.keys import MULTI_MODEL, SERVER_ROUND
 from gems_flwr.wire.model_replies import instruction_config
 from gems_flwr.wire.multi_model_replies import (
@@ -43,7 +44,6 @@ from gems_flwr.wire.multi_model_replies import (
     take_gradient,
 )
 from gems_flwr.wire.multi_model_requests import (
-    requested_models,
     sent_controls,
     sent_weights,
     single_instruction,

@@ -24,10 +24,11 @@ from gems_flwr.model_merging.layer_statistics import statistics_shapes
 from gems_flwr.model_merging.measure import measure_statistics
 from gems_flwr.networks.inputs import Data
 from gems_flwr.runtime.seeding import derive_seed
+from gems_flwr.wire.asking import requested_statistics
 from gems_flwr.wire.keys import RUN_SEED
 from gems_flwr.wire.model_replies import instruction_config, unpack_metrics_reply
 from gems_flwr.wire.records import only_model, to_numpy
-from gems_flwr.wire.statistics_replies import put_statistics, requested_statistics
+from gems_flwr.wire.statistics_replies import put_statistics
 
 
 def statistics_mod(

@@ -23,7 +23,12 @@ from gems_flwr.client.task import Task, TaskSet
 from gems_flwr.errors import ModelError, RefusedError
 from gems_flwr.networks.surgery import freeze_layers, resize_model
 from gems_flwr.runtime.seeding import derive_seed
-from gems_flwr.wire.averaging_replies import requested_averaging
+from gems_flwr.wire.asking import (
+    frozen_layers,
+    requested_averaging,
+    requested_models,
+    requested_statistics,
+)
 from gems_flwr.wire.keys import (
     ARRAYS,
     INTRODUCE,
@@ -40,10 +45,8 @@ from gems_flwr.wire.model_replies import (
     pack_name,
 )
 from gems_flwr.wire.multi_model_replies import put_gradient
-from gems_flwr.wire.multi_model_requests import gradient_correction, named_model, requested_models
-from gems_flwr.wire.neuron_replies import frozen_layers
+from gems_flwr.wire.multi_model_requests import gradient_correction, named_model
 from gems_flwr.wire.records import to_numpy, to_record
-from gems_flwr.wire.statistics_replies import requested_statistics
 
 
 def task_client_app(

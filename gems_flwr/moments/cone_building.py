@@ -8,7 +8,6 @@ good on its training data by construction; moments do not depend on any trained 
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import numpy as np
 from torch import Tensor
@@ -21,11 +20,10 @@ from gems_flwr.moments.low_rank import compress
 from gems_flwr.moments.private_release import PrivateRelease, private_sums
 from gems_flwr.spaces.cone import ClassMomentCone
 from gems_flwr.spaces.covariance import FullCovariance
+from gems_flwr.typing import Rank
 
 # Of classes whose form does not follow from their counts.
 MIN_COUNT = 32
-
-Rank = int | Literal["auto", "full"]
 
 
 def cone_from_sums(

@@ -112,6 +112,14 @@ def outgoing_rows(arrays: Arrays, layer: WeightLayer, above: WeightLayer) -> NDA
     return np.moveaxis(parts, 1, 0).reshape(layer.width, -1)
 
 
+def layers_below_output(arrays: Arrays) -> int:
+    """Return how many layers are below the output layer; 0 for what is no chain of layers."""
+    try:
+        return len(weight_layers(arrays)) - 1
+    except ValueError:
+        return 0
+
+
 def replace_layer(
     arrays: Arrays,
     index: int,

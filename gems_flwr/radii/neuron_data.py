@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import cached_property
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -26,8 +26,7 @@ from torch import Tensor
 from gems_flwr.errors import ModelError
 from gems_flwr.radii.activations import Activation
 from gems_flwr.radii.layer_data import CHUNK_BYTES
-
-NeuronMeasure = Literal["absolute", "relative"]
+from gems_flwr.typing import NeuronMeasure
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

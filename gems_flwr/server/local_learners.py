@@ -37,9 +37,9 @@ from gems_flwr.server.learner_state import LearnerState, Tally
 from gems_flwr.server.model_averaging import AveragesModels, Outvoted
 from gems_flwr.server.state import RoundOutcome, ServerState
 from gems_flwr.typing import Arrays
+from gems_flwr.wire.asking import ask_for_averaging
 from gems_flwr.wire.averaging_replies import (
     AveragingReply,
-    ask_for_averaging,
     unpack_averaging_reply,
 )
 from gems_flwr.wire.keys import TRAIN

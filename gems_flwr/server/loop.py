@@ -42,6 +42,7 @@ from gems_flwr.wire.model_replies import (
     unpack_model_reply,
 )
 from gems_flwr.wire.records import to_numpy, to_record
+from gems_flwr.wire.requests import JsonRequest
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 T = TypeVar("T")
@@ -198,7 +199,11 @@ class RoundLoop(LoopSettings, Strategy):
     def summary(self) -> None:
         """Log the strategy's settings."""
         settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        plain = {k: v for k, v in settings.items() if isinstance(v, str | int | float | Path)}
+        plain = {
+            k: v
+            for k, v in settings.items()
+            if isinstance(v, str | int | float | Path | JsonRequest)
+        }
         log_event("settings", **plain)
 
     # --- tools for strategies -----------------------------------------------------------------

@@ -104,7 +104,8 @@ def find_output_layer(arrays: Mapping[str, NDArray], name: str | None = None) ->
     arrays : mapping from str to ndarray
         The model, in the order of its layers, as in a torch state dict.
     name : str, optional
-        The layer's name in a torch module, where the last matrix is not the one.
+        The layer's name in a torch module, where the last matrix is not the one; empty if the
+        module is that layer.
 
     Raises
     ------

@@ -23,9 +23,10 @@ from gems_flwr.server.log import log_event
 from gems_flwr.server.loop import RoundLoop
 from gems_flwr.server.state import RoundOutcome, ServerState
 from gems_flwr.typing import Arrays
+from gems_flwr.wire.asking import ask_for_statistics
 from gems_flwr.wire.model_replies import ModelReply
 from gems_flwr.wire.requests import StatisticsRequest
-from gems_flwr.wire.statistics_replies import MergeReply, ask_for_statistics, unpack_merge_reply
+from gems_flwr.wire.statistics_replies import MergeReply, unpack_merge_reply
 
 
 @dataclass(kw_only=True, eq=False)

@@ -238,7 +238,7 @@ def test_real_nodes_hand_out_no_examples_and_draw_no_noise_from_a_known_seed(fed
     for number, (asked, limit) in enumerate(
         (
             ("strategy=global nodes=3 partition=iid", "share_examples"),
-            (f"{GEMS} strategy.dp_epsilon=1 strategy.dp_seeded=true", "seeded_noise"),
+            (f"{GEMS} strategy.space.dp_epsilon=1 strategy.space.dp_seeded=true", "seeded_noise"),
         )
     ):
         run_id = submit(federation, asked, tmp_path / str(number))

@@ -38,13 +38,14 @@ from gems_flwr.wire.model_replies import (
 )
 from gems_flwr.wire.neuron_replies import pack_neurons_reply, unpack_neurons_reply
 from gems_flwr.wire.records import to_record
-from gems_flwr.wire.requests import NeuronRequest, SpaceRequest
+from gems_flwr.wire.requests import Neurons
 from gems_flwr.wire.space_replies import (
     pack_score_reply,
     pack_space_reply,
     unpack_score_reply,
     unpack_space_reply,
 )
+from gems_flwr.wire.space_requests import Ball, Cone, Ellipsoid
 
 MEGABYTE = 2**20
 
@@ -137,14 +138,14 @@ def use_space(request, honest):
             cone = cone_from_sums(space + SUMS, min_count=2)
             finite(aggregate_spaces([cone]).point)
             return
-        finite(aggregate_spaces([space, honest], auto_epsilon=request.curve).point)
+        finite(aggregate_spaces([space, honest], auto_epsilon=request.is_curved).point)
 
     return use
 
 
 def use_neurons(content):
     shape = {"width": 5, "dimension": 6, "outgoing": 2, "server_round": 3}
-    request = NeuronRequest(layer=1, epsilon=0.1, radius="worst")
+    request = Neurons(epsilon=0.1, radius="worst").in_layer(1)
     balls = unpack_neurons_reply(content, request, **shape)
     finite(balls.to_array())
 
@@ -178,24 +179,22 @@ REPLIES = {
     "score": (pack_score_reply(0.5, name="n"), use_score),
     "ball": (
         pack_space_reply(BALL, name="n"),
-        use_space(SpaceRequest(kind="ball", epsilon=0.4), BALL),
+        use_space(Ball(epsilon=0.4), BALL),
     ),
     "curved": (
         pack_space_reply(CURVED, name="n"),
-        use_space(
-            SpaceRequest(kind="ellipsoid", epsilon=0.4, radius="certified", curve=True), CURVED
-        ),
+        use_space(Ellipsoid(epsilon=0.4, radius="certified", curve=True), CURVED),
     ),
-    "full cone": (pack_space_reply(FULL, name="n"), use_space(SpaceRequest(), FULL)),
+    "full cone": (pack_space_reply(FULL, name="n"), use_space(Cone(), FULL)),
     "low-rank cone": (
         pack_space_reply(LOW, name="n"),
-        use_space(SpaceRequest(rank=2), LOW),
+        use_space(Cone(rank=2), LOW),
     ),
     "automatic cone": (
         pack_space_reply(MIXED, name="n"),
-        use_space(SpaceRequest(), LOW),
+        use_space(Cone(), LOW),
     ),
-    "sums": (pack_space_reply(SUMS, name="n"), use_space(SpaceRequest(sums=True), None)),
+    "sums": (pack_space_reply(SUMS, name="n"), use_space(Cone(sums=True), None)),
     "neurons": (
         pack_neurons_reply(NEURONS, layer=1, server_round=3, name="n"),
         use_neurons,

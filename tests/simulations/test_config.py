@@ -247,7 +247,7 @@ def test_a_config_as_it_stands_in_the_files_is_no_variant(strategy):
 
 
 def test_nested_options_are_named_with_their_section():
-    config = compose_config(["strategy=gems_layerwise", "strategy.output.rank=20"])
+    config = compose_config(["strategy=gems_layerwise", "strategy.head.space.rank=20"])
     assert variant_of(config) == "output.rank=20"
 
 

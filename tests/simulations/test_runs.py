@@ -122,7 +122,7 @@ def test_a_label_reaches_the_result(tmp_path):
 def test_variants_of_a_strategy_are_told_apart_in_reports(tmp_path):
     plain = finish(tmp_path / "plain", "strategy=local")
     assert "label" not in plain["details"]
-    changed = finish(tmp_path / "changed", "strategy=gems", "strategy.rank=5", "train.lr=0.1")
+    changed = finish(tmp_path / "changed", "strategy=gems", "strategy.space.rank=5", "train.lr=0.1")
     assert changed["details"]["label"] == "gems rank=5 train.lr=0.1"
     dirichlet = ["strategy=local", "partition=dirichlet", "partition.alpha=0.7", "train.epochs=3"]
     label = finish(tmp_path / "split", *dirichlet)["details"]["label"]
@@ -259,11 +259,11 @@ def deep(name, *overrides):
         deep(
             "gems-ball",
             "strategy=gems",
-            "strategy.space=ball",
+            "strategy/space=ball",
             "train.epochs=3",
             "strategy.verify=true",
         ),
-        deep("gems-cone", "strategy=gems", "strategy.rank=5", "strategy.clusters=2"),
+        deep("gems-cone", "strategy=gems", "strategy.space.rank=5", "strategy.space.clusters=2"),
         deep(
             "gems-layerwise",
             "strategy=gems_layerwise",

@@ -19,7 +19,7 @@ from gems_flwr.strategies.dynamic_averaging import DynamicAveraging
 from gems_flwr.strategies.nosync import NoSync
 from gems_flwr.strategies.periodic_averaging import PeriodicAveraging
 from gems_flwr.strategies.serial import Serial
-from gems_flwr.wire.averaging_replies import ask_for_averaging
+from gems_flwr.wire.asking import ask_for_averaging
 from gems_flwr.wire.model_replies import pack_instruction, pack_name, unpack_name
 from gems_flwr.wire.records import to_numpy
 from gems_flwr.wire.requests import AveragingRequest
