@@ -15,11 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gems_flwr.errors import GemsError
+
 # Files that tell a run which has begun from an ordinary folder.
 _TRACES_OF_A_RUN = ("rounds.jsonl", "partition.json", "config.yaml")
 
 
-class NoRunsError(ValueError):
+class NoRunsError(GemsError, ValueError):
     """No finished, readable run where the caller pointed."""
 
     @classmethod

@@ -1,0 +1,136 @@
+"""What a byte buys on streams: loss against bytes, and both over time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from simulations.report.figures import COLOURS, GRID, MARKERS, new_figure, write_heading
+from simulations.reproduce.papers.findings import Findings, Timeline
+
+_REFERENCE = "#8A8A8A"
+_LOSS, _BYTES = "loss per learner", "MB in all"
+# Protocols without messages to speak of, and their lines.
+_REFERENCES = {"nosync": "--", "serial": ":"}
+# Side and distance of the labels of a family's points: frontiers often lie on each other.
+_LABELS = ((1, 4), (-1, -5), (-1, -16), (1, 15))
+
+
+def frontier_and_timeline(found: Findings) -> Figure:
+    """Draw loss against bytes, and both over time."""
+    figure = new_figure(9.6, width=7.2)
+    frontier, losses, sent = figure.subplots(3, 1, height_ratios=(1.5, 1, 1))
+    setting = found.settings()[0]
+    _frontier(frontier, found, setting)
+    drifts = sorted({d for t in found.timelines for d in t.drifts})
+    chosen = _spread_out([t for t in found.timelines if t.setting == setting])
+    for index, each in enumerate(chosen):
+        # Some report their loss only when they synchronise.
+        known = [
+            (number, loss)
+            for i, (number, loss) in enumerate(zip(each.rounds, each.loss, strict=True))
+            if i == 0 or loss != each.loss[i - 1]
+        ]
+        losses.plot(*zip(*known, strict=True), color=COLOURS[index], label=each.method, lw=1.5)
+        if each.megabytes[-1] > 0:
+            sent.plot(each.rounds, each.megabytes, color=COLOURS[index], lw=1.5)
+    for axes in (losses, sent):
+        for drift in drifts:
+            axes.axvline(drift, color="#5F5F5F", linestyle=(0, (4, 2)), linewidth=1.0, zorder=0)
+        axes.grid(color=GRID)
+    losses.set_ylabel("loss per learner so far")
+    sent.set_ylabel("MB so far")
+    sent.set_yscale("log")
+    sent.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    sent.yaxis.set_minor_formatter(NullFormatter())
+    for side in ("top", "right"):
+        sent.spines[side].set_visible(False)
+    sent.set_xlabel("round (dashed: drift)" if drifts else "round")
+    write_heading(losses, "Over time", "a choice of protocols")
+    losses.legend(frameon=False, fontsize=8.5, ncols=2)
+    return figure
+
+
+def _spread_out(timelines: Sequence[Timeline]) -> list[Timeline]:
+    """Return some of each kind of protocol: more curves than six cannot be told apart."""
+    kinds: dict[str, list[Timeline]] = {}
+    for each in timelines:
+        kinds.setdefault(_family(each.method), []).append(each)
+    chosen = [members[len(members) // 2] for members in kinds.values()]
+    return chosen[: len(COLOURS) - 1]
+
+
+def frontier_panels(found: Findings) -> Figure:
+    """Draw loss against bytes, a panel per setting."""
+    settings = found.settings()
+    figure = new_figure(4.4, width=3.6 * len(settings) + 0.4)
+    panels = figure.subplots(1, len(settings), squeeze=False)
+    for axes, setting in zip(panels.flat, settings, strict=True):
+        _frontier(axes, found, setting)
+    return figure
+
+
+def _frontier(axes: Axes, found: Findings, setting: str) -> None:
+    families: dict[str, list[tuple[float, float, str]]] = {}
+    for loss in found.of(_LOSS):
+        sent = found.get(loss.setting, loss.method, _BYTES)
+        if loss.setting == setting and loss.values and sent is not None:
+            families.setdefault(_family(loss.method), []).append(
+                (sent.mean, loss.mean, loss.method)
+            )
+    for index, (family, points) in enumerate(families.items()):
+        if family in _REFERENCES:
+            continue
+        xs, ys, names = zip(*sorted(points), strict=True)
+        colour = COLOURS[index]
+        axes.plot(xs, ys, color=colour, marker=MARKERS[index], markersize=5, label=family)
+        side, away = _LABELS[index % len(_LABELS)]
+        for x, y, name in zip(xs, ys, names, strict=True):
+            axes.annotate(
+                name.removeprefix(family).strip(", "),
+                (x, y),
+                xytext=(3 * side, away),
+                ha="left" if side > 0 else "right",
+                va="bottom" if away > 0 else "top",
+                textcoords="offset points",
+                fontsize=7,
+                color=colour,
+                # Readable over the line or the marker of another family.
+                path_effects=[withStroke(linewidth=2.5, foreground="white")],
+                zorder=5,
+            )
+    axes.set_xscale("log")
+    axes.margins(x=0.14, y=0.2)
+    # The references would stretch the axis; where they are out of view, the legend has them.
+    low, high = axes.get_ylim()
+    for family in _REFERENCES:
+        for _, at, _ in families.get(family, ()):
+            shown = low < at < high
+            axes.axhline(
+                at if shown else low,
+                color=_REFERENCE,
+                ls=_REFERENCES[family],
+                lw=1.2 if shown else 0.0,
+                label=family if shown else f"{family}: {at:.1f}, not in view",
+            )
+    axes.set_ylim(low, high)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("MB in all, up + down")
+    axes.set_ylabel(_LOSS)
+    axes.grid(color=GRID)
+    axes.legend(frameon=False, fontsize=8)
+    write_heading(axes, "Loss against communication", setting)
+
+
+def _family(method: str) -> str:
+    if method.startswith("b ="):
+        return "periodic"
+    if method.startswith("Δ"):
+        return "dynamic"
+    return method.split(", ")[0]
