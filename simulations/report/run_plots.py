@@ -7,12 +7,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simulations.report.accuracy_plot import accuracy_figure
-from simulations.report.figures import assign_styles, save
+from simulations.report.figures import Style, save, style
 from simulations.report.labels_plot import labels_figure
 from simulations.report.multi_model_plots import models_figure, sampled_figure, steps_figure
 from simulations.report.runs import Setting
 from simulations.report.stream_plots import frontier_figure, timeline_figure
 from simulations.report.summary import SettingSummary
+
+# Styles are given out in this order, so that a strategy looks alike in most reports.
+_KNOWN = (
+    "fedavg",
+    "one_shot_average",
+    "ensemble",
+    "gems",
+    "gems_layerwise",
+    "dynamic",
+    "periodic",
+    "nosync",
+    "serial",
+    "multi_model",
+    "public_only",
+    "merge",
+)
 
 
 @dataclass(frozen=True)
@@ -77,6 +93,28 @@ def draw_plots(settings: Sequence[SettingSummary], folder: Path) -> dict[Setting
             drawn.append(Plot(path, "Labels per node", text))
         plots[summary.setting] = tuple(drawn)
     return plots
+
+
+def assign_styles(settings: Sequence[SettingSummary]) -> dict[str, Style]:
+    """Give each method one look in the whole report.
+
+    Parameters
+    ----------
+    settings : Sequence[SettingSummary]
+        Everything that will be drawn.
+
+    Returns
+    -------
+    dict[str, Style]
+        By the method's name; reference runs have none.
+    """
+    methods = {
+        (_KNOWN.index(method.strategy) if method.strategy in _KNOWN else len(_KNOWN), method.name)
+        for summary in settings
+        for method in summary.methods
+        if not method.is_reference
+    }
+    return {name: style(index) for index, (_, name) in enumerate(sorted(methods))}
 
 
 def _file_stems(settings: Sequence[SettingSummary]) -> list[str]:

@@ -1,59 +1,56 @@
-"""The table in the terminal, and the same numbers as CSV."""
+"""Runs as tables: methods, every run, and the models of runs that train several."""
 
-import csv
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from simulations.report import multi_model
+from simulations.report.columns import COLUMNS, METHOD_FIELDS, RUN_COLUMNS, RUN_FIELDS, Column
 from simulations.report.runs import Run
-from simulations.report.summary import Method, SettingSummary, Spread, cell_texts
-
-# What the table cannot say in its headings; the page prints it too.
-CAPTION = (
-    "up, down: mean bytes per run from and to the nodes; 1 MB = 10^6 bytes, 1 KB = 10^3 bytes. "
-    "accuracy: mean ± sample standard deviation over seeds, 0 to 1. seconds: mean per run."
-)
-CAPTION_FAILED = " failed: nodes that failed, summed over runs."
+from simulations.report.summary import SettingSummary
+from simulations.report.tables import Row, TextTable, print_table, write_csv
 
 
-def columns_of(settings: Sequence[SettingSummary]) -> list[str]:
-    """Return the headings; the failures' column is there only if a node failed.
-
-    Parameters
-    ----------
-    settings : Sequence[SettingSummary]
-        Everything that is to be shown, at least one method.
-
-    Returns
-    -------
-    list[str]
-        Keys of `cell_texts`.
-    """
-    columns = list(cell_texts(settings[0].methods[0]))
-    if not any(method.nodes_failed for summary in settings for method in summary.methods):
-        columns.remove("failed")
-    return columns
+def columns_of(settings: Sequence[SettingSummary]) -> list[Column]:
+    """Return the columns that are needed: that of failures only if a node failed, say."""
+    methods = [method for summary in settings for method in summary.methods]
+    return [column for column in COLUMNS if column.is_shown(methods)]
 
 
-def caption_of(columns: Sequence[str]) -> str:
-    """Explain the columns that are shown.
+def caption_of(columns: Sequence[Column]) -> str:
+    """Explain the columns that are shown, in one line of plain text."""
+    return " ".join(each.caption for each in COLUMNS if each in columns and each.caption)
 
-    Parameters
-    ----------
-    columns : Sequence[str]
-        From `columns_of`.
 
-    Returns
-    -------
-    str
-        One line of plain text.
-    """
-    return CAPTION + (CAPTION_FAILED if "failed" in columns else "")
+def methods_table(summary: SettingSummary, columns: Sequence[Column]) -> TextTable:
+    """Return one row per method of a setting."""
+    rows = []
+    for method in summary.methods:
+        shares = {i: column.bar(method) for i, column in enumerate(columns) if column.bar}
+        bars = {index: share for index, share in shares.items() if share is not None}
+        texts = tuple(column.text(method) for column in columns)
+        rows.append(Row(texts, method.is_reference, bars))
+    return TextTable(tuple(column.heading for column in columns), tuple(rows))
+
+
+def models_table(summary: SettingSummary) -> TextTable | None:
+    """Return the accuracy of every model, where there are several."""
+    rows, models = multi_model.models_rows(summary), multi_model.models_of(summary)
+    if not rows:
+        return None
+    texts = [multi_model.texts(row, models) for row in rows]
+    return TextTable.of(texts[0], (text.values() for text in texts))
+
+
+def runs_table(summary: SettingSummary) -> TextTable:
+    """Return one row per run of a setting."""
+    return TextTable.of(
+        (heading for heading, _, _ in RUN_COLUMNS),
+        ([text(run) for _, text, _ in RUN_COLUMNS] for run in summary.runs),
+        names=tuple(i for i, (_, _, is_words) in enumerate(RUN_COLUMNS) if is_words),
+    )
 
 
 def print_tables(settings: Sequence[SettingSummary], console: Console) -> None:
@@ -67,162 +64,30 @@ def print_tables(settings: Sequence[SettingSummary], console: Console) -> None:
         Where to print.
     """
     columns = columns_of(settings)
-    rows = {
-        summary.setting: [cell_texts(method) for method in summary.methods] for summary in settings
-    }
-    widths = {
-        column: max(len(column), *(len(row[column]) for group in rows.values() for row in group))
-        for column in columns
-    }
-    # Rich would rather drop a last column than shrink a fixed one, so give way step by step:
-    # first the space between columns, then the names of methods, which may fold.
-    wanted = sum(widths.values())
-    padding = 1 if wanted + 3 * (len(columns) - 1) <= console.width else 0
-    if wanted + len(columns) - 1 > console.width:
-        widths["method"] = len("method")
-    for summary in settings:
-        table = Table(
-            title=Text(summary.setting.title, style="bold"),
-            title_justify="left",
-            box=box.SIMPLE_HEAD,
-            show_edge=False,
-            pad_edge=False,
-            padding=(0, padding),
-        )
-        for column in columns:
-            table.add_column(
-                column,
-                justify="left" if column == "method" else "right",
-                min_width=widths[column],
-                # A shortened number is a wrong number: let a narrow terminal fold names instead.
-                no_wrap=column != "method",
-                overflow="fold",
-            )
-        for method, row in zip(summary.methods, rows[summary.setting], strict=True):
-            style = "dim" if method.is_reference else ""
-            table.add_row(*(Text(row[column]) for column in columns), style=style)
-        # Below that, a line that runs over is better than a column that is cut off.
-        console.print(table, crop=False)
+    tables = [methods_table(summary, columns) for summary in settings]
+    widths = [max(column) for column in zip(*(table.widths for table in tables), strict=True)]
+    for summary, table in zip(settings, tables, strict=True):
+        print_table(table, console, title=summary.setting.title, widths=widths)
         console.print()
-        _print_models(summary, console)
+        models = models_table(summary)
+        if models is not None:
+            print_table(models, console, caption=multi_model.CAPTION)
+            console.print()
     console.print(Text(caption_of(columns), style="dim"))
 
 
-def _print_models(summary: SettingSummary, console: Console) -> None:
-    """Print the accuracy of every model, where there are several."""
-    rows, models = multi_model.models_rows(summary), multi_model.models_of(summary)
-    if not rows:
-        return
-    texts = [multi_model.texts(row, models) for row in rows]
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
-    for column in texts[0]:
-        table.add_column(
-            column,
-            justify="left" if column == "method" else "right",
-            # A shortened number is a wrong number; a line may run over.
-            min_width=max(len(column), *(len(text[column]) for text in texts)),
-            no_wrap=True,
-        )
-    for text in texts:
-        table.add_row(*(Text(value) for value in text.values()))
-    console.print(table, crop=False)
-    console.print(Text(multi_model.CAPTION, style="dim"))
-    console.print()
-
-
 def write_results_csv(settings: Sequence[SettingSummary], path: Path) -> None:
-    """Write one row per method and setting, with full precision and units in the headings.
-
-    Parameters
-    ----------
-    settings : Sequence[SettingSummary]
-        What to write.
-    path : Path
-        The file; overwritten.
-    """
-    _write_csv(
+    """Write one row per method and setting, with full precision and units in the headings."""
+    write_csv(
         path,
-        (_result_row(summary, method) for summary in settings for method in summary.methods),
+        (
+            {name: value(summary, method) for name, value in METHOD_FIELDS.items()}
+            for summary in settings
+            for method in summary.methods
+        ),
     )
 
 
 def write_runs_csv(runs: Sequence[Run], path: Path) -> None:
-    """Write one row per run.
-
-    Parameters
-    ----------
-    runs : Sequence[Run]
-        What to write.
-    path : Path
-        The file; overwritten.
-    """
-    _write_csv(path, (_run_row(run) for run in runs))
-
-
-def _result_row(summary: SettingSummary, method: Method) -> dict[str, object]:
-    setting = summary.setting
-    fewest, most = method.rounds
-    rows = multi_model.models_rows(summary)
-    relative = next((row.relative for row in rows if row.method is method), None)
-    return {
-        "dataset": setting.dataset,
-        "partition": setting.partition,
-        "nodes": setting.nodes,
-        "model": setting.model,
-        "method": method.name,
-        "strategy": method.strategy,
-        "runs": len(method.runs),
-        "seeds": method.seeds,
-        "rounds_min": fewest,
-        "rounds_max": most,
-        "bytes_up_mean": method.bytes_up,
-        "bytes_down_mean": method.bytes_down,
-        "messages_mean": _mean(method.messages),
-        "accuracy_mean": _mean(method.accuracy),
-        "accuracy_sd": _sd(method.accuracy),
-        "loss_mean": _mean(method.loss),
-        "loss_sd": _sd(method.loss),
-        "relative_mean": _mean(relative),
-        "relative_sd": _sd(relative),
-        "seconds_mean": _mean(method.seconds),
-        "nodes_failed_sum": method.nodes_failed,
-    }
-
-
-def _run_row(run: Run) -> dict[str, object]:
-    return {
-        "run": run.name,
-        "dataset": run.setting.dataset,
-        "partition": run.setting.partition,
-        "nodes": run.setting.nodes,
-        "model": run.setting.model,
-        "method": run.method,
-        "strategy": run.strategy,
-        "seed": run.seed,
-        "rounds": run.rounds,
-        "bytes_up": run.bytes_up,
-        "bytes_down": run.bytes_down,
-        "messages": run.messages,
-        "accuracy": run.accuracy,
-        "loss": run.loss,
-        "seconds": run.seconds,
-        "nodes_failed": run.nodes_failed,
-        "stopped_because": run.stopped_because,
-    }
-
-
-def _write_csv(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    """Write rows that share their keys; None becomes an empty field."""
-    records = list(rows)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(records[0]))
-        writer.writeheader()
-        writer.writerows(records)
-
-
-def _mean(value: Spread | None) -> float | None:
-    return None if value is None else value.mean
-
-
-def _sd(value: Spread | None) -> float | None:
-    return None if value is None else value.sd
+    """Write one row per run."""
+    write_csv(path, ({name: value(run) for name, value in RUN_FIELDS.items()} for run in runs))

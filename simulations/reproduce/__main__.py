@@ -131,7 +131,7 @@ def _one(entry: Entry, options: Options, asked: argparse.Namespace, console: Con
             console.print(line, soft_wrap=True, markup=False, highlight=False)
         return 0
     if asked.show:
-        console.print(results_page.kept_table(entry))
+        results_page.show_kept(entry, console)
         return 0
     if options.quick or options.dataset:
         raise UsageError("only what full runs give is published: leave --quick and --dataset out")

@@ -1,17 +1,15 @@
-"""What a reader gets: a table on the screen, a CSV file, an HTML page; all from findings."""
+"""The paper's numbers beside ours: as a table, a CSV file and an HTML page, all from findings."""
 
 from __future__ import annotations
 
-import base64
-import csv
-import io
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from rich.table import Table
+from rich.console import Console
 
-from simulations.report.run_page import document
+from simulations.report.pages import bullets, caption, document, figure, note
+from simulations.report.tables import TextTable, html_table, print_table, write_csv
 from simulations.reproduce.papers.explanations import explain
 from simulations.reproduce.papers.findings import (
     Finding,
@@ -77,32 +75,21 @@ def _kilobytes(found: Finding) -> str:
     return f"{mean:,.0f}" if mean >= 10 else f"{mean:.1f}"
 
 
-def rich_table(found: Findings, reproduction: Reproduction) -> Table:
-    """Return the comparison as a table for the screen."""
-    table = Table(
-        title=f"{reproduction.paper}, {reproduction.where}{_marks(found)}",
-        title_justify="left",
-        caption="* more than twice the joint spread",
-        caption_justify="left",
-    )
-    lines = compare(found)
-    # Where all lines are of one quantity, the heading has it.
-    quantities = {line.finding.quantity for line in lines}
-    shown = [i for i, each in enumerate(HEADINGS) if each != "quantity" or len(quantities) > 1]
-    for index in shown:
-        heading = HEADINGS[index]
-        if heading == "ours" and len(quantities) == 1:
-            heading = f"ours, {quantities.pop()}"
-        table.add_column(heading, justify="left" if index < 3 else "right")
-    before = None
-    for line in lines:
-        setting = line.finding.setting
-        if before not in (None, setting):
-            table.add_section()
-        texts = ("" if setting == before else setting, *cells(line)[1:])
-        table.add_row(*(texts[index] for index in shown))
-        before = setting
-    return table
+def comparison_table(found: Findings) -> TextTable:
+    """Return every finding beside the published number."""
+    return TextTable.of(HEADINGS, map(cells, compare(found)), names=(0, 1, 2), group_by=0)
+
+
+def print_comparison(found: Findings, reproduction: Reproduction, console: Console) -> None:
+    """Print the comparison on the screen."""
+    table = comparison_table(found)
+    # Where all lines are of one quantity, the title has it.
+    quantities = {each.quantity for each in found.findings}
+    title = f"{reproduction.paper}, {reproduction.where}{_marks(found)}"
+    if len(quantities) == 1:
+        table = table.without([HEADINGS.index("quantity")])
+        title = f"{title}: {quantities.pop()}"
+    print_table(table, console, title=title, caption="* more than twice the joint spread")
 
 
 def _marks(found: Findings) -> str:
@@ -110,28 +97,25 @@ def _marks(found: Findings) -> str:
     return "".join(marks)
 
 
-def write_csv(found: Findings, path: Path) -> None:
+def write_findings_csv(found: Findings, path: Path) -> None:
     """Write every number, with one column for each seed."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    seeds = [f"seed {seed}" for seed in found.seeds]
-    writer.writerow([*HEADINGS[:3], "paper", "paper sd", "mean", "sd", "difference", *seeds])
-    for line in compare(found):
-        each, known = line.finding, line.published
-        numbers = [
-            known.mean if known else None,
-            known.sd if known else None,
-            each.mean if each.values else None,
-            each.sd,
-            line.difference,
-            *each.by_seed,
-        ]
-        writer.writerow([each.setting, each.method, each.quantity, *map(_plain, numbers)])
-    path.write_text(text.getvalue())
+    write_csv(path, (_record(line, found.seeds) for line in compare(found)))
 
 
-def _plain(number: float | None) -> str:
-    return "" if number is None else f"{number:.6g}"
+def _record(line: Line, seeds: Sequence[int]) -> dict[str, object]:
+    each, known = line.finding, line.published
+    numbers: dict[str, float | None] = {
+        "paper": known.mean if known else None,
+        "paper sd": known.sd if known else None,
+        "mean": each.mean if each.values else None,
+        "sd": each.sd,
+        "difference": line.difference,
+    }
+    # A finding that is derived from several runs may have fewer values than there are seeds.
+    values = [*each.by_seed, *[None] * (len(seeds) - len(each.by_seed))]
+    numbers |= {f"seed {seed}": value for seed, value in zip(seeds, values, strict=True)}
+    texts = {name: "" if value is None else f"{value:.6g}" for name, value in numbers.items()}
+    return {"setting": each.setting, "method": each.method, "quantity": each.quantity, **texts}
 
 
 def about_lines(found: Findings, reproduction: Reproduction) -> list[str]:
@@ -157,36 +141,18 @@ def about_lines(found: Findings, reproduction: Reproduction) -> list[str]:
 def write_page(found: Findings, reproduction: Reproduction, picture: Path, path: Path) -> None:
     """Write one HTML file with table, picture and explanations."""
     title = f"{reproduction.paper}, {reproduction.where}{_marks(found)}"
-    head = "".join(
-        f'<th class="{"text" if i < 3 else ""}">{escape(each)}</th>'
-        for i, each in enumerate(HEADINGS)
-    )
-    rows = "".join(f"<tr>{_html_cells(line)}</tr>" for line in compare(found))
-    image = base64.b64encode(picture.read_bytes()).decode("ascii")
-    notes = "".join(f"<li>{escape(note)}</li>" for note in explain(found))
+    notes = explain(found)
     body = [
         f"<h1>{escape(title)}</h1>",
-        *(f'<p class="soft">{escape(line)}</p>' for line in about_lines(found, reproduction)),
-        f'<section><figure><img style="max-width:60rem" alt="{escape(title)}" '
-        f'src="data:image/png;base64,{image}"></figure></section>',
-        f'<section><div class="scroll"><table><tr>{head}</tr>{rows}</table></div>',
-        '<p class="soft">Mean ± sample standard deviation over seeds; * differs by more than twice '
-        "the joint spread.</p></section>",
-        f"<section><h2>Differences</h2><ul>{notes}</ul></section>" if notes else "",
-        _html_failures(found.failures),
+        *map(caption, about_lines(found, reproduction)),
+        f"<section>{figure(picture, title, width_rem=60)}</section>",
+        f"<section>{html_table(comparison_table(found))}",
+        caption(
+            "Mean ± sample standard deviation over seeds; * differs by more than twice the joint "
+            "spread."
+        ),
+        "</section>",
+        f"<section><h2>Differences</h2>{bullets(notes)}</section>" if notes else "",
+        note("Runs that failed", found.failures),
     ]
     path.write_text(document(title, "\n".join(body)))
-
-
-def _html_cells(line: Line) -> str:
-    return "".join(
-        f'<td class="{"text" if index < 3 else ""}">{escape(text)}</td>'
-        for index, text in enumerate(cells(line))
-    )
-
-
-def _html_failures(failures: Sequence[str]) -> str:
-    if not failures:
-        return ""
-    items = "".join(f"<li>{escape(each)}</li>" for each in failures)
-    return f'<div class="note">Runs that failed<ul>{items}</ul></div>'

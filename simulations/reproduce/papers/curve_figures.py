@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from simulations.report.figures import COLOURS, GRID, MARKERS, new_figure, write_heading
+from simulations.report.figures import (
+    COLOURS,
+    MARKERS,
+    add_grid,
+    draw_means,
+    legend_below,
+    new_figure,
+    write_heading,
+)
 from simulations.reproduce.papers.findings import Finding, Findings
 
 _TUNED = {"GEMS": 0, "average": 1, "local": 2, "raw": 3}
@@ -36,13 +44,12 @@ def tuning_panels(found: Findings) -> Figure:
             samples = sorted({f.x for f in own if f.x})
             axes.set_xticks(samples, [f"{each:g}" for each in samples])
             axes.minorticks_off()
-            axes.grid(color=GRID)
+            add_grid(axes)
             write_heading(axes, f"{title}, {model}", case)
         row[0].set_ylabel(own[0].quantity)
     for axes in panels[-1]:
         axes.set_xlabel("public samples")
-    handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False)
+    legend_below(figure, panels[0, 0], columns=5)
     return figure
 
 
@@ -50,17 +57,17 @@ def _curve(axes: Axes, own: Sequence[Finding], name: str, label: str, index: int
     points = sorted((f.x or 0.0, f.mean, f.sd or 0.0) for f in own if f.method == name and f.values)
     if points:
         xs, means, deviations = zip(*points, strict=True)
-        axes.errorbar(
+        draw_means(
+            axes,
             xs,
             means,
             deviations,
-            color=COLOURS[index],
+            colour=COLOURS[index],
             marker=MARKERS[index],
-            # The second curve often lies on the first.
-            linestyle="--" if index == 1 else "-",
-            markersize=4 if index == 1 else 6,
-            capsize=2,
             label=label,
+            # The second curve often lies on the first.
+            line="--" if index == 1 else "-",
+            size=4 if index == 1 else 6,
         )
 
 
@@ -85,7 +92,7 @@ def epsilon_grid(found: Findings) -> Figure:
             x, y, accuracy = zip(*met, strict=True)
             shown = axes.scatter(x, y, c=accuracy, cmap="viridis", vmin=0, vmax=1, s=90)
         if apart:
-            axes.scatter(*zip(*apart, strict=True), marker="x", color="#D55E00", s=45)
+            axes.scatter(*zip(*apart, strict=True), marker="x", color=COLOURS[1], s=45)
         axes.set_xlabel("ε of the first node")
         axes.set_xlim(0, 1.03)
         axes.set_ylim(0, 1.03)
@@ -104,10 +111,10 @@ def neuron_curves(found: Findings) -> Figure:
         _by_method(axes, found, quantity)
         axes.set_xscale("log")
         axes.set_ylabel(quantity if quantity != "accuracy" else "test accuracy")
-        axes.grid(color=GRID)
+        add_grid(axes)
     write_heading(upper, "Size of the merged network", "two nodes with 50 hidden neurons each")
     lower.set_xlabel("ε_j, allowed deviation of a neuron's output")
-    figure.legend(*lower.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    legend_below(figure, lower, columns=2)
     return figure
 
 
@@ -118,10 +125,10 @@ def loss_curves(found: Findings) -> Figure:
     for axes, quantity in ((upper, "loss"), (lower, "accuracy")):
         _by_method(axes, found, quantity)
         axes.set_ylabel(f"test {quantity}")
-        axes.grid(color=GRID)
+        add_grid(axes)
     write_heading(upper, "How different the learners' data are", "γ = 0.5: alike; 1: disjoint")
     lower.set_xlabel("γ")
-    figure.legend(*lower.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    legend_below(figure, lower)
     return figure
 
 
@@ -154,9 +161,8 @@ def initialisation_curves(found: Findings) -> Figure:
         axes.set_xticks(periods, [f"{each:g}" for each in periods])
         axes.minorticks_off()
         axes.set_ylabel("relative accuracy")
-        axes.grid(color=GRID)
+        add_grid(axes)
         write_heading(axes, method, "10 learners, 50 batches each; relative to ε = 0, b = 1")
     panels[-1, 0].set_xlabel("b, batches between averagings or checks")
-    handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False)
+    legend_below(figure, panels[0, 0], columns=6)
     return figure

@@ -6,18 +6,23 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patheffects import withStroke
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from simulations.report.figures import COLOURS, GRID, MARKERS, new_figure, write_heading
+from simulations.report.figures import (
+    COLOURS,
+    SOFT,
+    add_grid,
+    hide_frame,
+    mark_drifts,
+    new_figure,
+    write_heading,
+)
+from simulations.report.frontiers import Point, draw_frontiers
+from simulations.reproduce.papers.equal_loss import BYTES, LOSS
 from simulations.reproduce.papers.findings import Findings, Timeline
 
-_REFERENCE = "#8A8A8A"
-_LOSS, _BYTES = "loss per learner", "MB in all"
 # Protocols without messages to speak of, and their lines.
 _REFERENCES = {"nosync": "--", "serial": ":"}
-# Side and distance of the labels of a family's points: frontiers often lie on each other.
-_LABELS = ((1, 4), (-1, -5), (-1, -16), (1, 15))
 
 
 def frontier_and_timeline(found: Findings) -> Figure:
@@ -39,16 +44,14 @@ def frontier_and_timeline(found: Findings) -> Figure:
         if each.megabytes[-1] > 0:
             sent.plot(each.rounds, each.megabytes, color=COLOURS[index], lw=1.5)
     for axes in (losses, sent):
-        for drift in drifts:
-            axes.axvline(drift, color="#5F5F5F", linestyle=(0, (4, 2)), linewidth=1.0, zorder=0)
-        axes.grid(color=GRID)
+        mark_drifts(axes, drifts)
+        add_grid(axes)
     losses.set_ylabel("loss per learner so far")
     sent.set_ylabel("MB so far")
     sent.set_yscale("log")
-    sent.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    sent.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
     sent.yaxis.set_minor_formatter(NullFormatter())
-    for side in ("top", "right"):
-        sent.spines[side].set_visible(False)
+    hide_frame(sent)
     sent.set_xlabel("round (dashed: drift)" if drifts else "round")
     write_heading(losses, "Over time", "a choice of protocols")
     losses.legend(frameon=False, fontsize=8.5, ncols=2)
@@ -75,36 +78,14 @@ def frontier_panels(found: Findings) -> Figure:
 
 
 def _frontier(axes: Axes, found: Findings, setting: str) -> None:
-    families: dict[str, list[tuple[float, float, str]]] = {}
-    for loss in found.of(_LOSS):
-        sent = found.get(loss.setting, loss.method, _BYTES)
+    families: dict[str, list[Point]] = {}
+    for loss in found.of(LOSS):
+        sent = found.get(loss.setting, loss.method, BYTES)
         if loss.setting == setting and loss.values and sent is not None:
             families.setdefault(_family(loss.method), []).append(
                 (sent.mean, loss.mean, loss.method)
             )
-    for index, (family, points) in enumerate(families.items()):
-        if family in _REFERENCES:
-            continue
-        xs, ys, names = zip(*sorted(points), strict=True)
-        colour = COLOURS[index]
-        axes.plot(xs, ys, color=colour, marker=MARKERS[index], markersize=5, label=family)
-        side, away = _LABELS[index % len(_LABELS)]
-        for x, y, name in zip(xs, ys, names, strict=True):
-            axes.annotate(
-                name.removeprefix(family).strip(", "),
-                (x, y),
-                xytext=(3 * side, away),
-                ha="left" if side > 0 else "right",
-                va="bottom" if away > 0 else "top",
-                textcoords="offset points",
-                fontsize=7,
-                color=colour,
-                # Readable over the line or the marker of another family.
-                path_effects=[withStroke(linewidth=2.5, foreground="white")],
-                zorder=5,
-            )
-    axes.set_xscale("log")
-    axes.margins(x=0.14, y=0.2)
+    draw_frontiers(axes, families, _plain, left_out=_REFERENCES)
     # The references would stretch the axis; where they are out of view, the legend has them.
     low, high = axes.get_ylim()
     for family in _REFERENCES:
@@ -112,20 +93,20 @@ def _frontier(axes: Axes, found: Findings, setting: str) -> None:
             shown = low < at < high
             axes.axhline(
                 at if shown else low,
-                color=_REFERENCE,
+                color=SOFT,
                 ls=_REFERENCES[family],
                 lw=1.2 if shown else 0.0,
                 label=family if shown else f"{family}: {at:.1f}, not in view",
             )
     axes.set_ylim(low, high)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("MB in all, up + down")
-    axes.set_ylabel(_LOSS)
-    axes.grid(color=GRID)
+    axes.set_ylabel(LOSS)
     axes.legend(frameon=False, fontsize=8)
     write_heading(axes, "Loss against communication", setting)
+
+
+def _plain(megabytes: float) -> str:
+    return f"{megabytes:,g}"
 
 
 def _family(method: str) -> str:

@@ -6,17 +6,17 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.table import Table
+from rich.console import Console
 
 from simulations.command_line import UsageError
 from simulations.report.figures import save
+from simulations.report.tables import TextTable, markdown_table
 from simulations.reproduce.catalogue import PAPERS
 from simulations.reproduce.papers.comparison import (
-    HEADINGS,
     about_lines,
-    cells,
-    rich_table,
-    write_csv,
+    comparison_table,
+    print_comparison,
+    write_findings_csv,
 )
 from simulations.reproduce.papers.explanations import explain
 from simulations.reproduce.papers.findings import Findings, compare
@@ -43,8 +43,8 @@ def publish(name: str, output: Path) -> None:
     shutil.copyfile(output / name / f"{name}.json", MEASURED / f"{name}.json")
 
 
-def kept_table(reproduction: Reproduction) -> Table:
-    """Return the comparison of the findings that are kept.
+def show_kept(reproduction: Reproduction, console: Console) -> None:
+    """Print the comparison of the findings that are kept.
 
     Raises
     ------
@@ -54,7 +54,7 @@ def kept_table(reproduction: Reproduction) -> Table:
     path = MEASURED / f"{reproduction.name}.json"
     if not path.exists():
         raise UsageError(f"{reproduction.name} has not been run in full: there is nothing to show")
-    return rich_table(Findings.from_json(path.read_text()), reproduction)
+    print_comparison(Findings.from_json(path.read_text()), reproduction, console)
 
 
 def write_results() -> Path:
@@ -64,7 +64,7 @@ def write_results() -> Path:
     for path in sorted(MEASURED.glob("*.json")):
         found = Findings.from_json(path.read_text())
         save(PAPERS[found.name].draw(found), pictures / f"{path.stem}.png")
-        write_csv(found, path.with_suffix(".csv"))
+        write_findings_csv(found, path.with_suffix(".csv"))
     path = DOCS / "results.md"
     path.write_text(render(MEASURED))
     return path
@@ -88,19 +88,15 @@ def _named(name: str) -> str:
 
 
 def _overview(names: Sequence[str], folder: Path) -> str:
-    lines = [
-        "| experiment | paper | numbers compared | beyond twice the spread |",
-        "|---|---|---|---|",
-    ]
+    rows = []
     for name in names:
         found = Findings.from_json((folder / f"{name}.json").read_text())
         compared = [line for line in compare(found) if line.difference is not None]
         notable = sum(line.notable for line in compared)
-        lines.append(
-            f"| [`{name}`](#{name}) | {PAPERS[name].paper}, {PAPERS[name].where} "
-            f"| {len(compared)} | {notable} |"
-        )
-    return "\n".join(lines) + "\n"
+        paper = f"{PAPERS[name].paper}, {PAPERS[name].where}"
+        rows.append((f"[`{name}`](#{name})", paper, str(len(compared)), str(notable)))
+    headings = ("experiment", "paper", "numbers compared", "beyond twice the spread")
+    return "\n".join(markdown_table(TextTable.of(headings, rows))) + "\n"
 
 
 def _section(name: str, found: Findings) -> str:
@@ -114,9 +110,5 @@ def _section(name: str, found: Findings) -> str:
     if found.failures:
         lines += ["Runs that failed:", "", *(f"- {each}" for each in found.failures), ""]
     lines += ["<details><summary>All numbers</summary>", ""]
-    lines += ["| " + " | ".join(HEADINGS) + " |"]
-    lines += ["|" + "---|" * len(HEADINGS)]
-    lines += [
-        "| " + " | ".join(cells(line)).replace(" *", " \\*") + " |" for line in compare(found)
-    ]
+    lines += markdown_table(comparison_table(found))
     return "\n".join([*lines, "", "</details>", ""])

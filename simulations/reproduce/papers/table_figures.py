@@ -7,10 +7,18 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from simulations.report.figures import COLOURS, GRID, MARKERS, new_figure, write_heading
+from simulations.report.figures import (
+    COLOURS,
+    SOFT,
+    add_grid,
+    draw_means,
+    hide_frame,
+    legend_below,
+    new_figure,
+    style,
+    write_heading,
+)
 from simulations.reproduce.papers.findings import Findings, Line, compare
-
-_PAPER = "#8A8A8A"
 
 
 def _columns(names: Sequence[str]) -> list[str]:
@@ -36,41 +44,41 @@ def method_panels(found: Findings) -> Figure:
         axes.set_title(setting, loc="left", fontsize=10, fontweight="bold")
         axes.set_yticks(list(places.values()), methods, fontsize=8.5)
         axes.set_xlim(0, 1)
-        axes.grid(color=GRID)
-        axes.set_axisbelow(True)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
+        add_grid(axes)
+        hide_frame(axes)
         if index + across >= len(settings):  # nothing stands below
             axes.set_xlabel(own[0].finding.quantity)
-    handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    legend_below(figure, panels[0, 0])
     return figure
 
 
 def _dots(axes: Axes, lines: Sequence[Line], places: dict[str, int]) -> None:
     ours = [each for each in lines if each.finding.values]
-    axes.errorbar(
+    draw_means(
+        axes,
         [each.finding.mean for each in ours],
         [places[each.finding.method] for each in ours],
-        xerr=[each.finding.sd or 0.0 for each in ours],
-        fmt="o",
-        color=COLOURS[0],
-        markersize=5,
-        capsize=2,
+        [each.finding.sd or 0.0 for each in ours],
+        colour=COLOURS[0],
+        marker="o",
         label="ours, ± deviation over seeds",
+        line="none",
+        along_x=True,
     )
     theirs = [each for each in lines if each.published is not None]
     if theirs:
-        axes.errorbar(
+        draw_means(
+            axes,
             [each.published.mean for each in theirs if each.published],
             [places[each.finding.method] - 0.25 for each in theirs],
-            xerr=[each.published.sd or 0.0 for each in theirs if each.published],
-            fmt="D",
-            color=_PAPER,
-            markerfacecolor="white",
-            markersize=4.5,
-            capsize=2,
+            [each.published.sd or 0.0 for each in theirs if each.published],
+            colour=SOFT,
+            marker="D",
             label="paper",
+            line="none",
+            size=4.5,
+            along_x=True,
+            markerfacecolor="white",
         )
 
 
@@ -98,15 +106,10 @@ def size_panels(found: Findings) -> Figure:
             points = sorted(
                 (sizes.get((f.setting, f.method), f.x or 0.0), f.mean, f.sd or 0.0) for f in mine
             )
-            axes.errorbar(
-                [p[0] for p in points],
-                [p[1] for p in points],
-                [p[2] for p in points],
-                color=COLOURS[index],
-                marker=MARKERS[index],
-                markersize=5,
-                capsize=2,
-                label=method,
+            xs, means, deviations = zip(*points, strict=True)
+            look = style(index)
+            draw_means(
+                axes, xs, means, deviations, colour=look.colour, marker=look.marker, label=method
             )
         theirs = [
             (published[e.finding.setting], e.published.mean)
@@ -116,17 +119,16 @@ def size_panels(found: Findings) -> Figure:
         axes.plot(
             *zip(*theirs, strict=True) if theirs else ([], []),
             "D",
-            color=_PAPER,
+            color=SOFT,
             markerfacecolor="white",
             label="paper: GEMS, tuned",
         )
         axes.set_xlabel("hidden neurons")
-        axes.grid(color=GRID)
+        add_grid(axes)
         axes.set_ylim(0, 1)
         write_heading(axes, title, "5 nodes")
     panels[0, 0].set_ylabel("accuracy (HAM10000: balanced)")
-    handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    legend_below(figure, panels[0, 0])
     return figure
 
 
@@ -160,5 +162,5 @@ def rounds_bars(found: Findings) -> Figure:
     axes.set_yticks([-float(i) for i in range(len(lines))], names, fontsize=9)
     axes.set_xlabel("rounds to the target accuracy")
     write_heading(axes, "Rounds that FedAvg needs", "100 clients")
-    figure.legend(loc="outside lower center", ncols=2, frameon=False)
+    legend_below(figure, columns=2)
     return figure

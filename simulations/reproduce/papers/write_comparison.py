@@ -29,10 +29,10 @@ def run_and_write(reproduction: Reproduction, options: Options, console: Console
     _announce(reproduction, options, console)
     found = reproduce(reproduction, options, console)
     (folder / f"{name}.json").write_text(found.to_json())
-    comparison.write_csv(found, folder / f"{name}.csv")
+    comparison.write_findings_csv(found, folder / f"{name}.csv")
     save(reproduction.draw(found), folder / f"{name}.png")
     comparison.write_page(found, reproduction, folder / f"{name}.png", folder / f"{name}.html")
-    console.print(comparison.rich_table(found, reproduction))
+    comparison.print_comparison(found, reproduction, console)
     console.print(f"Report: {folder / f'{name}.html'}", soft_wrap=True)
     return len(found.failures)
 

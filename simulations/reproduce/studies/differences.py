@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from rich.console import Console
-from rich.table import Table
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
@@ -26,6 +25,7 @@ from simulations.data.splits import balanced_sample
 from simulations.experiment.experiment import Experiment
 from simulations.experiment.training import TrainOptions, fit, probabilities
 from simulations.models import logistic
+from simulations.report.tables import TextTable, print_table
 from simulations.run import run as run_one
 
 PER_CLASS = 2000
@@ -37,17 +37,15 @@ def run(overrides: Sequence[str], output: Path, console: Console) -> Path:
     """Run the study; return the folder of its runs."""
     seed = compose_config([*overrides]).seed
     given = [each for each in overrides if each.startswith("data_dir=")]
-    console.print(_table("HAM10000, pooled logistic regression", _leakage(given, seed)))
-    console.print(_table("CIFAR-10, two nodes, fewer features", _weaker_features(given, seed)))
-    console.print(_table("MNIST, networks averaged once", _starts(overrides, output)))
+    _show("HAM10000, pooled logistic regression", _leakage(given, seed), console)
+    _show("CIFAR-10, two nodes, fewer features", _weaker_features(given, seed), console)
+    _show("MNIST, networks averaged once", _starts(overrides, output), console)
     return output
 
 
-def _table(title: str, rows: Sequence[tuple[str, float]]) -> Table:
-    table = Table(title=title, title_justify="left", show_header=False)
-    for name, value in rows:
-        table.add_row(name, f"{value:.3f}")
-    return table
+def _show(title: str, rows: Sequence[tuple[str, float]], console: Console) -> None:
+    texts = ((name, f"{value:.3f}") for name, value in rows)
+    print_table(TextTable.of(("case", "accuracy"), texts), console, title=title)
 
 
 def _leakage(given: Sequence[str], seed: int) -> list[tuple[str, float]]:

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
-from rich.table import Table
 
 from gems_flwr.errors import NotGoodEnoughError
 from gems_flwr.intersect.balls import intersect_balls
@@ -25,11 +24,19 @@ from gems_flwr.spaces.radius import Method
 from simulations.config import compose_config
 from simulations.experiment.experiment import Experiment
 from simulations.experiment.training import torch_threads
-from simulations.report.figures import new_figure, save, write_heading
+from simulations.report.figures import (
+    COLOURS,
+    add_grid,
+    legend_below,
+    new_figure,
+    save,
+    write_heading,
+)
+from simulations.report.tables import TextTable, print_table
 from simulations.reproduce.studies.trained_nodes import accuracy, trained_nodes
 
 METHODS: tuple[Method, ...] = ("sampled", "worst", "certified")
-COLOURS = {"sampled": "#D55E00", "worst": "#0072B2", "certified": "#009E73"}
+LOOKS = {"sampled": COLOURS[1], "worst": COLOURS[0], "certified": COLOURS[2]}
 EPSILONS = (0.2, 0.4, 0.6, 0.8, 0.9)
 
 
@@ -43,7 +50,7 @@ def run(overrides: Sequence[str], output: Path, console: Console) -> Path:
     config = experiment.config
     stem = f"honest-radii-{config.names['dataset']}-{config.nodes}"
     (output / f"{stem}.json").write_text(json.dumps(rows, indent=2))
-    console.print(_table(rows))
+    print_table(_table(rows), console, title="What the balls promise, and what the nodes get")
     path = output / f"{stem}.png"
     save(_figure(rows, f"{config.names['dataset']} by label over {config.nodes} nodes"), path)
     console.print(f"Figure: {path}")
@@ -76,11 +83,9 @@ def _measure(
     ]
 
 
-def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(title="What the balls promise, and what the nodes get", title_justify="left")
+def _table(rows: list[dict[str, Any]]) -> TextTable:
     headings = ("epsilon", "radii are", "radius", "intersection", "worst node's accuracy", "kept")
-    for heading in headings:
-        table.add_column(heading, justify="right")
+    lines = []
     for epsilon in EPSILONS:
         for method in METHODS:
             mine = [r for r in rows if r["epsilon"] == epsilon and r["method"] == method]
@@ -90,15 +95,9 @@ def _table(rows: list[dict[str, Any]]) -> Table:
             least = min(row["accuracy"] for row in mine)
             status = mine[0]["status"] + (" (the average)" if mine[0]["is_average"] else "")
             kept = "–" if mine[0]["status"] != "feasible" else "yes" if least >= epsilon else "no"
-            table.add_row(
-                f"{epsilon}",
-                method,
-                f"{min(radii):.3g} … {max(radii):.3g}",
-                status,
-                f"{least:.3f}",
-                kept,
-            )
-    return table
+            between = f"{min(radii):.3g} … {max(radii):.3g}"
+            lines.append((f"{epsilon}", method, between, status, f"{least:.3f}", kept))
+    return TextTable.of(headings, lines, names=(0, 1, 3), group_by=0)
 
 
 def _figure(rows: list[dict[str, Any]], subtitle: str) -> Figure:
@@ -111,7 +110,7 @@ def _figure(rows: list[dict[str, Any]], subtitle: str) -> Figure:
             if not mine:
                 continue  # not even every centre is that good
             x = column + (index - 1) * 0.22 + np.linspace(-0.05, 0.05, len(mine))
-            style = {"color": COLOURS[method], "s": 34, "zorder": 3}
+            style = {"color": LOOKS[method], "s": 34, "zorder": 3}
             label = f"{method} radii" if column == 0 else None
             radii.scatter(x, [r["radius"] for r in mine], label=label, **style)
             empty = mine[0]["status"] != "feasible"
@@ -129,9 +128,8 @@ def _figure(rows: list[dict[str, Any]], subtitle: str) -> Figure:
     scores.set_ylim(-0.03, 1.03)
     for axes in (radii, scores):
         axes.set_xticks(positions, [str(e) for e in EPSILONS])
-        axes.grid(axis="y", color="#E5E5E5")
-        axes.set_axisbelow(True)
+        add_grid(axes, "y")
     write_heading(radii, "How far good-enough models reach", f"{subtitle}; a dot is a node")
     write_heading(scores, "What the common model gives each node", subtitle)
-    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=10)
+    legend_below(figure, fontsize=10)
     return figure

@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from gems_flwr.intersect.aggregate import Aggregate, aggregate_spaces
 from gems_flwr.intersect.audit import audit_nodes
@@ -45,6 +44,7 @@ from gems_flwr.spaces.radius import Radius
 from simulations.config import compose_config
 from simulations.experiment.experiment import Experiment
 from simulations.experiment.training import torch_threads
+from simulations.report.tables import TextTable, print_table
 from simulations.reproduce.studies.trained_nodes import TrainedNode, accuracy, trained_nodes
 
 SETTINGS = ((5, 1), (10, 3))
@@ -87,7 +87,8 @@ def run(
                         done[case.key] = honest.measure(case)
                         path.write_text(json.dumps(done, indent=2))
             columns = [("ball", d) for d in DEFENCES[:2]] + [("cone", d) for d in DEFENCES]
-            console.print(results_table(done, split, nodes, liars, columns, ATTACKS, chosen))
+            table = results_table(done, split, nodes, liars, columns, ATTACKS, chosen)
+            print_table(table, console, title=f"{liars} of {nodes} nodes lie, {split}")
     console.print(f"Results: {path}")
     return path
 
@@ -271,12 +272,9 @@ def results_table(
     columns: Sequence[tuple[str, str]],
     attacks: Sequence[str],
     seeds: Sequence[int],
-) -> Table:
+) -> TextTable:
     """Return mean and deviation over seeds by attack, in a column for each method and defence."""
-    table = Table(title=f"{liars} of {nodes} nodes lie, {split}", title_justify="left")
-    table.add_column("attack")
-    for space, defence in columns:
-        table.add_column(f"{space}, {defence}", justify="right")
+    lines = []
     for attack in attacks:
         cells = []
         for space, defence in columns:
@@ -284,5 +282,5 @@ def results_table(
             values = [done[case.key] for case in cases if case.key in done]
             spread = f" ± {np.std(values):.3f}" if len(values) > 1 else ""
             cells.append(f"{np.mean(values):.3f}{spread}" if values else "–")
-        table.add_row(attack, *cells)
-    return table
+        lines.append((attack, *cells))
+    return TextTable.of(("attack", *(f"{space}, {defence}" for space, defence in columns)), lines)

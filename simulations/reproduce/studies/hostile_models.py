@@ -47,6 +47,7 @@ from simulations.config import compose_config
 from simulations.experiment.experiment import Experiment, experiment_of
 from simulations.experiment.remembered import remember_training
 from simulations.experiment.training import torch_threads
+from simulations.report.tables import print_table
 from simulations.reproduce.studies.hostile import (
     CONE_LIES,
     SETTINGS,
@@ -101,7 +102,8 @@ def run(overrides: Sequence[str], output: Path, console: Console) -> Path:
                     if case.key not in done:
                         done[case.key] = _measure(case, overrides)
                         path.write_text(json.dumps(done, indent=2))
-            console.print(results_table(done, split, nodes, liars, COLUMNS, ATTACKS, SEEDS))
+            table = results_table(done, split, nodes, liars, COLUMNS, ATTACKS, SEEDS)
+            print_table(table, console, title=f"{liars} of {nodes} nodes lie, {split}")
     console.print(f"Results: {path}")
     return path
 

@@ -22,7 +22,6 @@ from flwr.clientapp import ClientApp
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from gems_flwr import scoring
 from gems_flwr.client.limits import UNLIMITED
@@ -37,7 +36,16 @@ from simulations.config import RunConfig, compose_config
 from simulations.experiment.experiment import Experiment
 from simulations.experiment.remembered import remember_training
 from simulations.experiment.training import torch_threads
-from simulations.report.figures import new_figure, save, write_heading
+from simulations.report.figures import (
+    COLOURS,
+    add_grid,
+    draw_means,
+    legend_below,
+    new_figure,
+    save,
+    write_heading,
+)
+from simulations.report.tables import TextTable, print_table
 
 SEEDS = (0, 1, 2)
 PUBLIC = 1000
@@ -82,9 +90,9 @@ SETTINGS = (
 )
 HEADS = {"ball": "ball", "ball, tuned": "ball", "cone": "cone"}
 STYLES = {
-    "cone": ("#0072B2", "o"),
-    "ball, tuned": ("#D55E00", "s"),
-    "ball": ("#E69F00", "^"),
+    "cone": (COLOURS[0], "o"),
+    "ball, tuned": (COLOURS[1], "s"),
+    "ball": (COLOURS[4], "^"),
 }
 
 # For every row: hidden neurons, and the accuracy with each head, one value per seed.
@@ -110,7 +118,8 @@ def run(
     output.mkdir(parents=True, exist_ok=True)
     stem = f"layer_size-{config.names['dataset']}-{config.nodes}"
     (output / f"{stem}.json").write_text(json.dumps(rows, indent=2))
-    console.print(_table(rows))
+    title = "Test accuracy against hidden neurons, mean ± deviation over seeds"
+    print_table(_table(rows), console, title=title)
     path = output / f"{stem}.png"
     save(_figure(rows, f"{config.names['dataset']} over {config.nodes} nodes"), path)
     console.print(f"Figure: {path}")
@@ -172,19 +181,14 @@ def _local(experiment: Experiment, app: ClientApp) -> list[np.ndarray]:
     ]
 
 
-def _table(rows: Rows) -> Table:
-    table = Table(
-        title="Test accuracy against hidden neurons, mean ± deviation over seeds",
-        title_justify="left",
-    )
-    for heading in ("method", "hidden neurons", *HEADS):
-        table.add_column(heading, justify="left" if heading == "method" else "right")
+def _table(rows: Rows) -> TextTable:
+    lines = []
     for name, row in sorted(rows.items(), key=lambda item: float(np.mean(item[1]["hidden"]))):
         cells = [_spread(row[head]) if head in row else "–" for head in HEADS]
         if "ensemble" in row:
             cells = [_spread(row["ensemble"]), "–", "–"]
-        table.add_row(name, f"{np.mean(row['hidden']):.0f}", *cells)
-    return table
+        lines.append((name, f"{np.mean(row['hidden']):.0f}", *cells))
+    return TextTable.of(("method", "hidden neurons", *HEADS), lines)
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -201,9 +205,8 @@ def _figure(rows: Rows, subtitle: str) -> Figure:
             if head in r
         )
         sizes, means, spread = zip(*points, strict=True)
-        axes.errorbar(
-            sizes, means, spread, color=colour, marker=marker, label=f"head: {head}", capsize=3
-        )
+        label = f"head: {head}"
+        draw_means(axes, sizes, means, spread, colour=colour, marker=marker, label=label, size=6)
     ensembles = {name: row for name, row in rows.items() if "ensemble" in row}
     for (name, row), marker in zip(ensembles.items(), "XP", strict=False):
         size, mean = float(np.mean(row["hidden"])), float(np.mean(row["ensemble"]))
@@ -211,7 +214,7 @@ def _figure(rows: Rows, subtitle: str) -> Figure:
     axes.set_xlabel("hidden neurons")
     axes.set_ylabel("test accuracy")
     axes.set_ylim(0, 1)
-    axes.grid(axis="y", color="#E5E5E5")
+    add_grid(axes, "y")
     write_heading(axes, "Size of the merged network", subtitle)
-    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=10)
+    legend_below(figure, fontsize=10)
     return figure

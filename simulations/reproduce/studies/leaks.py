@@ -19,7 +19,6 @@ import torch
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from gems_flwr.errors import SpaceError
 from gems_flwr.moments.cone_building import build_cone
@@ -29,7 +28,8 @@ from gems_flwr.spaces.cone import ClassMomentCone, mean_values
 from gems_flwr.typing import Float
 from simulations.config import ConfigError, compose_config
 from simulations.experiment.experiment import Experiment
-from simulations.report.figures import new_figure, save
+from simulations.report.figures import COLOURS, new_figure, save
+from simulations.report.tables import TextTable, print_table
 from simulations.reproduce.studies.membership import membership_auc
 from simulations.reproduce.studies.reconstruction import nearest_distances, rebuild
 
@@ -42,7 +42,7 @@ FORMS: Mapping[str, Mapping[str, Any]] = {
     AUTOMATIC: {},
     PRIVATE: {"rank": "full"},
 }
-COLOURS = {FULL: "#D55E00", FIXED: "#CC79A7", AUTOMATIC: "#009E73", PRIVATE: "#0072B2"}
+LOOKS = {FULL: COLOURS[1], FIXED: COLOURS[3], AUTOMATIC: COLOURS[2], PRIVATE: COLOURS[0]}
 # A sample counts as rebuilt if a guess is so near, per feature, in units of the features' range.
 NEAR = 0.1
 # Nodes on which members are told from others, and the largest number of the attacker's own samples.
@@ -78,7 +78,8 @@ def run(overrides: Sequence[str], output: Path, console: Console) -> Path:
     output.mkdir(parents=True, exist_ok=True)
     stem = f"leaks-{experiment.config.names['dataset']}"
     (output / f"{stem}.json").write_text(json.dumps(rows, indent=2))
-    console.print(_table(rows))
+    title = f"Rebuilt (within {NEAR} per feature) · AUC of membership"
+    print_table(_table(rows), console, title=title)
     path = output / f"{stem}.png"
     save(_figure(rows, pictures, experiment.dataset.input_shape, experiment), path)
     console.print(f"Figure: {path}")
@@ -138,12 +139,8 @@ def _attack(
     return row, guesses[first]
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(title=f"Rebuilt (within {NEAR} per feature) · AUC of membership")
-    table.add_column("samples", justify="right")
-    table.add_column("near a stranger", justify="right")
-    for form in FORMS:
-        table.add_column(form, justify="right")
+def _table(rows: Sequence[Mapping[str, Any]]) -> TextTable:
+    lines = []
     for size in sorted({row["samples"] for row in rows}):
         of_size = {row["form"]: row for row in rows if row["samples"] == size}
         cells = [str(size), str(of_size[AUTOMATIC]["near_strangers"])]
@@ -153,8 +150,8 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
                 cells.append("nothing sent")
             else:
                 cells.append(f"{row['rebuilt']} of {size} · {row['auc']:.3f}")
-        table.add_row(*cells)
-    return table
+        lines.append(cells)
+    return TextTable.of(("samples", "near a stranger", *FORMS), lines, names=())
 
 
 def _figure(
@@ -178,7 +175,7 @@ def _figure(
         (("rebuilt", "share of samples rebuilt"), ("auc", "AUC of telling members"))
     ):
         axes = figure.add_subplot(grid[place])
-        for form, colour in COLOURS.items():
+        for form, colour in LOOKS.items():
             mine = {row["samples"]: row for row in rows if row["form"] == form}
             values = [
                 mine[n]["rebuilt"] / n if key == "rebuilt" else mine[n]["auc"] or 0.5 for n in sizes

@@ -20,7 +20,6 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.serverapp import Grid
 from rich.console import Console
-from rich.table import Table
 
 from gems_flwr.runtime.seeding import generator
 from gems_flwr.server.settings import Callback
@@ -30,6 +29,7 @@ from simulations.backends.launch import run_on_ray, simulated_client_app
 from simulations.config import RunConfig, compose_config
 from simulations.experiment.execution import run_server
 from simulations.experiment.experiment import experiment_of
+from simulations.report.tables import TextTable, print_table
 
 SETTING = ["strategy=dynamic", "backend=ray", "model=mlp", "partition=iid", "nodes=10"]
 # Every round checks, and a low threshold makes most checks move models: the busiest case.
@@ -60,7 +60,8 @@ def run(overrides: Sequence[str], output: Path, console: Console) -> Path:
     }
     path = output / "soak.json"
     path.write_text(json.dumps(summary, indent=2))
-    console.print(_table(summary))
+    title = f"{summary['rounds']} rounds, {summary['failed_replies']} replies failed on purpose"
+    print_table(_table(summary), console, title=title)
     console.print(f"Figures: {path}")
     return path
 
@@ -150,12 +151,9 @@ def is_actor(pid: int) -> bool:
         return False
 
 
-def _table(summary: dict[str, Any]) -> Table:
-    title = f"{summary['rounds']} rounds, {summary['failed_replies']} replies failed on purpose"
-    table = Table(title=title, title_justify="left")
-    for heading in ("process", "around round 50, MB", "at the end, MB"):
-        table.add_column(heading, justify="right")
+def _table(summary: dict[str, Any]) -> TextTable:
+    lines = []
     for who in ("server", "actor"):
         values = (summary[f"{who}_{when}_megabytes"] for when in ("early", "late"))
-        table.add_row(who, *(f"{value:.1f}" for value in values))
-    return table
+        lines.append((who, *(f"{value:.1f}" for value in values)))
+    return TextTable.of(("process", "around round 50, MB", "at the end, MB"), lines)
