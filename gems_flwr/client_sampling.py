@@ -4,7 +4,7 @@ Several models are trained at once on the same clients. A round has a budget of 
 pairs in expectation, client i trains at most B_i models. With shares d, probabilities p, updates U
 and the active set A_s, ``Σ_{i∈A_s} (d_is / p_is) U_is`` is an unbiased estimate of the full update
 ``Σ_i d_is U_is``. Clients are drawn independently of each other, so its variance, summed over the
-models, is ``Σ (1/p − 1) ‖d U‖²``: `sampling_variance`. `optimal_probabilities` minimises it.
+models, is ``Σ (1/p − 1) ‖d U‖²``. `optimal_probabilities` minimises it.
 
 Matrices have one row per client and one column per model.
 
@@ -15,7 +15,8 @@ Decided where the slides are silent:
   sorting, in n log n. With B_i = 1 it is Eq. 5, which stands in `closed_form_probabilities`.
 - A pair without importance, or that lacks the model, has probability 0. If the importance is the
   norm of the update, nothing is lost: the update is zero. A loss of zero does not mean that, so
-  `loss_importance` puts a floor under it. If nothing has any importance, callers sample uniformly.
+  `loss_importance` puts a floor under it. If nothing has any importance, callers sample uniformly:
+  the same importance for every pair.
 - What the limits leave no room for stays unspent: the sum is then below the budget.
 """
 
@@ -32,7 +33,7 @@ Matrix = NDArray[np.float64]
 _ROUNDING = 1e-9
 
 # Least loss that a client counts with, relative to the model's mean loss.
-_LOSS_FLOOR = 0.01
+LOSS_FLOOR = 0.01
 
 
 def optimal_probabilities(importance: ArrayLike, budget: float, capacity: ArrayLike = 1) -> Matrix:
@@ -71,22 +72,10 @@ def optimal_probabilities(importance: ArrayLike, budget: float, capacity: ArrayL
     return np.asarray(np.minimum(shares, 1.0))
 
 
-def uniform_probabilities(available: ArrayLike, budget: float, capacity: ArrayLike = 1) -> Matrix:
-    """Return the same probability for every available pair, as far as capacities allow.
-
-    Parameters
-    ----------
-    available : array of shape (clients, models)
-        True (or positive) where a client has the model.
-    budget, capacity
-        See `optimal_probabilities`.
-    """
-    pairs = np.asarray(available)
-    return optimal_probabilities((pairs > 0).astype(np.float64), budget, capacity)
-
-
-def loss_importance(losses: ArrayLike, shares: ArrayLike, available: ArrayLike) -> Matrix:
-    """Return d × loss, with at least 1 % of the model's mean loss: nobody is left out for good.
+def loss_importance(
+    losses: ArrayLike, shares: ArrayLike, available: ArrayLike, floor: float = LOSS_FLOOR
+) -> Matrix:
+    """Return d × loss, with at least a part of the model's mean loss: nobody is out for good.
 
     The mean is over the available pairs of a model, weighted by their shares.
 
@@ -98,13 +87,15 @@ def loss_importance(losses: ArrayLike, shares: ArrayLike, available: ArrayLike) 
         d, see `data_shares`.
     available : array of bool of the same shape
         The pairs whose loss is known; the others have no importance.
+    floor : float, default 0.01
+        Least loss that counts, relative to the model's mean loss, at least 0.
     """
     known = np.asarray(available, dtype=bool)
     values = _checked_importance(np.where(known, losses, 0.0), "losses")
     d = np.where(known, np.asarray(shares, dtype=np.float64), 0.0)
     totals = d.sum(axis=0)
     means = np.divide((d * values).sum(axis=0), totals, out=np.zeros_like(totals), where=totals > 0)
-    return np.asarray(d * np.maximum(values, _LOSS_FLOOR * means))
+    return np.asarray(d * np.maximum(values, floor * means))
 
 
 def closed_form_probabilities(importance: ArrayLike, budget: float) -> Matrix:
@@ -198,26 +189,6 @@ def aggregation_coefficients(
         client, model = np.argwhere(chosen & (p <= 0))[0]
         raise ValueError(f"client {client} is active for model {model} with probability 0")
     return np.asarray(np.divide(d, p, out=np.zeros_like(d), where=chosen))
-
-
-def sampling_variance(importance: ArrayLike, probabilities: ArrayLike) -> NDArray[np.float64]:
-    """Return the variance of the estimate of each model's update, Σ_i (1/p − 1) ‖d U‖².
-
-    Parameters
-    ----------
-    importance : array of shape (clients, models)
-        ‖d U‖, the norms themselves and not what stands for them.
-    probabilities : array of the same shape
-        Infinite variance (a biased estimate, in fact) where p is 0 and the importance is not.
-
-    Returns
-    -------
-    ndarray of shape (models,)
-    """
-    a, p = _checked_importance(importance), _checked_probabilities(probabilities)
-    odds = np.divide(1 - p, p, out=np.full_like(p, np.inf), where=p > 0)
-    terms = np.multiply(a * a, odds, out=np.zeros_like(a), where=a > 0)
-    return np.asarray(terms.sum(axis=0))
 
 
 def estimated_variance(

@@ -18,7 +18,7 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from gems_flwr.client.faults import node_name
+from gems_flwr.client.fault_reply_mod import node_name
 from gems_flwr.client.limits import NodeLimits
 from gems_flwr.client.task import Task, TaskSet
 from gems_flwr.client.task_app import task_client_app

@@ -1,6 +1,6 @@
-"""The section ``multi_model`` of a run's config; the meaning of each value stands in `conf/`.
+"""The sections ``stream`` and ``multi_model`` of a run's config.
 
-The section ``stream`` of a run's config; the meaning of each value stands in `conf/`.
+The meaning of each value stands in `conf/`.
 """
 
 from __future__ import annotations

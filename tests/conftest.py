@@ -19,7 +19,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from hypothesis import settings
 
-from gems_flwr.client.faults import fault_reply_mod, node_name
+from gems_flwr.client.fault_reply_mod import fault_reply_mod, node_name
 from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from gems_flwr.wire.model_replies import pack_metrics_reply, pack_name
 from gems_flwr.wire.records import to_numpy, to_record

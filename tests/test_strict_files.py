@@ -14,7 +14,7 @@ from gems_flwr.errors import CheckpointError, SpaceError
 from gems_flwr.intersect.aggregate import aggregate_spaces
 from gems_flwr.moments.class_sums import ClassSums
 from gems_flwr.runtime.checkpoint import save_arrays
-from gems_flwr.server.learner_state import Ledger, Tally
+from gems_flwr.server.learner_state import LearnerState, Tally
 from gems_flwr.server.round_log import RoundLog
 from gems_flwr.server.state import RoundRecord, ServerState
 from gems_flwr.spaces.checks import check_number
@@ -28,13 +28,13 @@ from gems_flwr.spaces.space_files import save_space
 
 def journal_with(folder, arrays=None, meta=None):
     """Write the checkpoint of round 1 with something changed."""
-    journal = RoundLog(folder, strategy="S", seed=0, model=small_model())
-    journal.begin(ServerState(small_model(), (RoundRecord(0),)))
-    journal.save(ServerState(small_model(), (RoundRecord(0), RoundRecord(1))))
-    groups, saved = journal.files.load()
+    round_log = RoundLog(folder, strategy="S", seed=0, model=small_model())
+    round_log.begin(ServerState(small_model(), (RoundRecord(0),)))
+    round_log.save(ServerState(small_model(), (RoundRecord(0), RoundRecord(1))))
+    groups, saved = round_log.files.load()
     groups["arrays"].update(arrays or {})
     save_arrays(folder / "checkpoint.safetensors", groups, {**saved, **(meta or {})})
-    return journal
+    return round_log
 
 
 def test_a_checkpoint_with_nan_in_it_is_refused_by_array(tmp_path):
@@ -59,13 +59,13 @@ def test_meta_that_is_no_object_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("change", [{"known": 3}, {"losses": None}, {"surplus": 1}])
-def test_a_ledger_that_cannot_be_read_is_a_checkpoint_error(change):
-    memory = Ledger("run", Coordinator(small_model())).to_memory()
+def test_a_learner_state_that_cannot_be_read_is_a_checkpoint_error(change):
+    memory = LearnerState("run", Coordinator(small_model())).to_memory()
     (key,) = [k for k, v in memory.items() if v.dtype == np.uint8]
     notes = {**json.loads(memory[key].tobytes()), **change}
     memory[key] = np.frombuffer(json.dumps(notes).encode(), np.uint8)
-    with pytest.raises(CheckpointError, match="ledger"):
-        Ledger.from_memory(memory)
+    with pytest.raises(CheckpointError, match="learners' state"):
+        LearnerState.from_memory(memory)
     with pytest.raises(CheckpointError, match="details"):
         Tally.from_details({"synchronisations": 5})
 

@@ -27,7 +27,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from gems_flwr.averaging.divergence import squared_distance
-from gems_flwr.client.faults import fault_reply_mod, node_name
+from gems_flwr.client.fault_reply_mod import fault_reply_mod, node_name
 from gems_flwr.errors import OutdatedMessageError
 from gems_flwr.wire.averaging_replies import (
     pack_averaging_reply,

@@ -25,7 +25,7 @@ from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import nn
 
-from gems_flwr.client.faults import fault_reply_mod, node_name
+from gems_flwr.client.fault_reply_mod import fault_reply_mod, node_name
 from gems_flwr.client.limits import NodeLimits
 from gems_flwr.client.neuron_building import build_neurons
 from gems_flwr.client.privacy_ledger import spend

@@ -1,4 +1,4 @@
-"""The mod that lets a handler for one model serve a node that trains several.
+"""The mod that lets a handler for one model serve a node that trains several models.
 
 It sits around the user's own train handler::
 
@@ -31,7 +31,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from numpy.typing import NDArray
 
 from gems_flwr.averaging.steps import best_beta, residual_norm, update_of
-from gems_flwr.client.faults import fault_reply_mod, node_name
+from gems_flwr.client.fault_reply_mod import fault_reply_mod, node_name
 from gems_flwr.errors import OutdatedMessageError, describe_fault
 from gems_flwr.wire.keys import MULTI_MODEL, SERVER_ROUND
 from gems_flwr.wire.model_replies import instruction_config
@@ -73,7 +73,36 @@ def multi_model_mod(
         Returns B_i: the most models that the node trains in a round; 1 by default.
     loss : callable, optional
         Gets the context, a model's name and its arrays; returns the model's mean loss on the
-        node's training data, at least 0. Only ``sampling="lvr"`` asks for it.
+        node's training data, at least 0. Only rules that ask for losses need it, such as
+        ``sampling="lvr"``.
+
+    Examples
+    --------
+    A handler for one model serves two; which one it trains, ``config["model"]`` says.
+
+    >>> import numpy as np
+    >>> from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+    >>> from flwr.clientapp import ClientApp
+    >>> from gems_flwr import MultiModel, join_models, multi_model_mod
+    >>> from gems_flwr.runtime.inprocess_grid import InProcessGrid
+    >>> mod = multi_model_mod(
+    ...     holdings=lambda context: {"faces": 60, "words": 5},
+    ...     capacity=lambda context: 2,
+    ...     loss=lambda context, name, arrays: float(np.abs(arrays["w"].numpy() - 1).mean()),
+    ... )
+    >>> app = ClientApp(mods=[mod])
+    >>> @app.train()
+    ... def train(message, context):
+    ...     rate = {"faces": 0.5, "words": 0.1}[message.content["config"]["model"]]
+    ...     weights = message.content["arrays"]["w"].numpy()
+    ...     arrays = ArrayRecord({"w": Array(weights + rate * (1 - weights))})
+    ...     metrics = MetricRecord({"num-examples": 10})
+    ...     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+    >>> start = join_models({name: {"w": np.zeros(2)} for name in ("faces", "words")})
+    >>> initial = ArrayRecord({name: Array(array) for name, array in start.items()})
+    >>> result = MultiModel(budget=3).start(InProcessGrid(app, 2), initial, num_rounds=2)
+    >>> result.details["examples"]["0"], result.details["capacities"]["0"]
+    ({'faces': 60, 'words': 5}, 2)
     """
 
     def guarded(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -84,8 +113,8 @@ def multi_model_mod(
             held = Holdings(holdings(context), capacity(context))
             return Message(pack_holdings(held, name=node_name(context)), reply_to=message)
         before = dict(context.state)
-        visit = _Visit(message, context, call_next, request, loss)
-        reply = fault_reply_mod(message, context, lambda *_: visit.answer())
+        asked = _ModelsMessage(message, context, call_next, request, loss)
+        reply = fault_reply_mod(message, context, lambda *_: asked.answer())
         if reply.has_error():
             # Whatever the handler has put there belongs to training that did not count.
             context.state.clear()
@@ -95,7 +124,7 @@ def multi_model_mod(
     return guarded
 
 
-class _Visit:
+class _ModelsMessage:
     """One message and what comes of it."""
 
     def __init__(
@@ -126,7 +155,7 @@ class _Visit:
             )
         self.memory.round = self.round
         needs, failed = [], {}
-        work = {"losses": self._lose, "train": self._train, "send": self._send}
+        work = {"losses": self._report_loss, "train": self._train, "send": self._send}
         for name in self.request.versions:
             try:
                 if not work[self.request.action](name):
@@ -148,7 +177,7 @@ class _Visit:
 
     # --- one model; False if the node lacks what it needs ------------------------------------
 
-    def _lose(self, name: str) -> bool:
+    def _report_loss(self, name: str) -> bool:
         weights = self._current(name)
         if weights is None:
             return False

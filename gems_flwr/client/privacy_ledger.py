@@ -16,7 +16,7 @@ from pathlib import Path
 
 from flwr.app import ConfigRecord, Context
 
-from gems_flwr.client.faults import node_name
+from gems_flwr.client.fault_reply_mod import node_name
 from gems_flwr.client.limits import NodeLimits
 from gems_flwr.disk.files import write_atomically
 from gems_flwr.errors import CheckpointError, RefusedError

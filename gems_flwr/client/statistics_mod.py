@@ -17,7 +17,7 @@ from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import nn
 
-from gems_flwr.client.faults import fault_reply_mod, node_name
+from gems_flwr.client.fault_reply_mod import fault_reply_mod, node_name
 from gems_flwr.client.limits import NodeLimits
 from gems_flwr.client.privacy_mods import refuse_bypass
 from gems_flwr.model_merging.layer_statistics import statistics_shapes

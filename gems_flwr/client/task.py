@@ -110,6 +110,24 @@ class TaskSet:
         Training examples of each; a task with none is never asked for.
     capacity : int, default 1
         The most models that the node trains in a round, at least 0.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from gems_flwr import Report, Task, TaskSet, task_client_app
+    >>> class Averaging(Task):
+    ...     def build_model(self):
+    ...         return torch.nn.Linear(2, 2)
+    ...     def train(self, model, *, seed, config):
+    ...         return Report(num_examples=10)
+    ...     def evaluate(self, model, *, config):
+    ...         return Report(num_examples=4, metrics={"accuracy": 1.0})
+    ...     def validation_data(self):
+    ...         return torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)
+    >>> tasks = TaskSet({"faces": Averaging(), "words": Averaging()}, {"faces": 10, "words": 10})
+    >>> tasks.task("faces").build_model()
+    Linear(in_features=2, out_features=2, bias=True)
+    >>> app = task_client_app(lambda context: tasks)
     """
 
     tasks: Mapping[str, Task]

@@ -13,7 +13,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import nn
 
 from gems_flwr.client.dynamic_averaging_mod import dynamic_averaging_mod
-from gems_flwr.client.faults import fault_reply_mod, node_name
+from gems_flwr.client.fault_reply_mod import fault_reply_mod, node_name
 from gems_flwr.client.good_enough_mod import good_enough_mod
 from gems_flwr.client.gradients import corrected_gradients
 from gems_flwr.client.limits import NodeLimits
@@ -23,6 +23,7 @@ from gems_flwr.client.task import Task, TaskSet
 from gems_flwr.errors import RefusedError
 from gems_flwr.networks.surgery import freeze_layers, resize_model
 from gems_flwr.runtime.seeding import derive_seed
+from gems_flwr.wire.averaging_replies import requested_averaging
 from gems_flwr.wire.keys import (
     ARRAYS,
     INTRODUCE,
@@ -39,7 +40,7 @@ from gems_flwr.wire.model_replies import (
     pack_name,
 )
 from gems_flwr.wire.multi_model_replies import put_gradient
-from gems_flwr.wire.multi_model_requests import gradient_correction, named_model
+from gems_flwr.wire.multi_model_requests import gradient_correction, named_model, requested_models
 from gems_flwr.wire.neuron_replies import frozen_layers
 from gems_flwr.wire.records import to_numpy, to_record
 from gems_flwr.wire.statistics_replies import requested_statistics
@@ -103,13 +104,26 @@ def task_client_app(
         )
         return mod(message, context, call_next)
 
-    several_mod = multi_model_mod(
-        holdings=lambda context: _several(make_task(context)).examples,
-        capacity=lambda context: _several(make_task(context)).capacity,
-        loss=lambda context, name, arrays: _loss(_several(make_task(context)).task(name), arrays),
-    )
+    def several_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        # Inert unless the server trains several models.
+        if requested_models(message.content) is None:
+            return call_next(message, context)
+        mod = multi_model_mod(
+            holdings=lambda context: _several(make_task(context)).examples,
+            capacity=lambda context: _several(make_task(context)).capacity,
+            loss=lambda context, name, arrays: _loss(
+                _several(make_task(context)).task(name), arrays
+            ),
+        )
+        return mod(message, context, call_next)
 
-    @app.train(mods=[*guarded, several_mod, dynamic_averaging_mod(), spaces_mod, measuring_mod])
+    def learning_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        # Inert unless the model lives on the node.
+        if requested_averaging(message.content) is None:
+            return call_next(message, context)
+        return dynamic_averaging_mod()(message, context, call_next)
+
+    @app.train(mods=[*guarded, several_mod, learning_mod, spaces_mod, measuring_mod])
     def train(message: Message, context: Context) -> Message:
         made = make_task(context)
         task = _pick(made, message)

@@ -1,12 +1,9 @@
-"""What the operating system says about a disk, as one sentence that tells what to do.
+"""Files that a reader finds whole, or as they were before; and a checksum for what they hold.
 
-Writing so that a reader sees the whole new file, or what was there before.
-
-A checksum for what safetensors files hold, which have none of their own.
-
-It notices damage: a flipped bit, a lost block. It is no signature; whoever can write the file can
-write a checksum that fits. It covers the names, types, shapes and bytes of all arrays and every
-text of the header, and stands in that header itself, so readers that do not know it pass over it.
+A safetensors file has no checksum of its own. Ours notices damage: a flipped bit, a lost block. It
+is no signature; whoever can write the file can write a checksum that fits. It covers the names,
+types, shapes and bytes of all arrays and every text of the header, and stands in that header
+itself, so readers that do not know it pass over it.
 """
 
 from __future__ import annotations

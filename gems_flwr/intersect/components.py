@@ -1,10 +1,8 @@
-"""The low-rank moments of all nodes, kept as they came.
+"""The low-rank moments of all nodes, kept as they came, and sums over them a few at a time.
 
 A factor in int8 takes an eighth of what it does in double precision. Of thousands of nodes the
-server therefore keeps what it received, and turns a few entries at a time into numbers to compute
-with.
-
-A sum of many arrays that come a few at a time.
+server therefore keeps what it received, and turns a few mixture components (a node's class, or a
+cluster of it) at a time into numbers to compute with.
 """
 
 from __future__ import annotations
@@ -23,28 +21,28 @@ from gems_flwr.spaces.cone import ClassMomentCone
 from gems_flwr.spaces.covariance import LowRankCovariance, dense
 from gems_flwr.typing import Float
 
-# A block of entries may take a quarter of what was received; but no less than this, for a step in
-# Python must be worth while, and no more, for the processor's cache holds a few megabytes.
+# A block may take a quarter of what was received; but no less than this, for a step in Python must
+# be worth while, and no more, for the processor's cache holds a few megabytes.
 _SMALLEST_BLOCK_BYTES, _LARGEST_BLOCK_BYTES = 2**20, 2**22
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class EntryBlock:
-    """Some consecutive entries in double precision.
+class ComponentBlock:
+    """Some consecutive components in double precision.
 
     Parameters
     ----------
-    entries : slice
-        Which entries these are.
+    components : slice
+        Which components these are.
     means, variances : arrays of shape (n, D)
         Mean inputs, and the diagonal parts of the covariances.
     factors : array of shape (sum of ranks, D)
-        Columns of the factors as rows, one entry's after the other's.
+        Columns of the factors as rows, one component's after the other's.
     present : bool array of shape (n, largest rank)
-        Which columns an entry has.
+        Which columns a component has.
     """
 
-    entries: slice
+    components: slice
     means: Float
     variances: Float
     factors: Float
@@ -53,7 +51,7 @@ class EntryBlock:
 
 @dataclasses.dataclass(frozen=True)
 class _Piece:
-    """Some consecutive entries of one cone."""
+    """Some consecutive components of one cone."""
 
     cone: ClassMomentCone
     first: int
@@ -64,8 +62,8 @@ class _Piece:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class LowRankEntries:
-    """The entries of all cones with low-rank covariances, in order.
+class LowRankComponents:
+    """The components of all cones with low-rank covariances, in order.
 
     Parameters
     ----------
@@ -76,7 +74,7 @@ class LowRankEntries:
     cones: tuple[ClassMomentCone, ...]
 
     @classmethod
-    def of(cls, cones: Sequence[ClassMomentCone]) -> LowRankEntries:
+    def of(cls, cones: Sequence[ClassMomentCone]) -> LowRankComponents:
         """Take the cones with low-rank covariances."""
         return cls(tuple(c for c in cones if isinstance(c.covariance, LowRankCovariance)))
 
@@ -88,8 +86,8 @@ class LowRankEntries:
         """Bytes received."""
         return sum(cone.size_bytes for cone in self.cones)
 
-    def blocks(self) -> Iterator[EntryBlock]:
-        """Yield all entries, a few at a time."""
+    def blocks(self) -> Iterator[ComponentBlock]:
+        """Yield all components, a few at a time."""
         first = 0
         for pieces in self._plan:
             last = first + sum(map(len, pieces))
@@ -97,17 +95,17 @@ class LowRankEntries:
             first = last
 
     def columns(self, features: slice) -> Iterator[tuple[NDArray[np.float32], Float]]:
-        """Yield each cone's means and variances in some features, (entries, features) each."""
+        """Yield each cone's means and variances in some features, (components, features) each."""
         for cone in self.cones:
-            covariance, entries = _covariance(cone), range(len(cone.labels))
-            factors = (covariance.factor(e)[features].astype(np.float64) for e in entries)
+            covariance, components = _covariance(cone), range(len(cone.labels))
+            factors = (covariance.factor(e)[features].astype(np.float64) for e in components)
             squares = np.array([(factor**2).sum(axis=1) for factor in factors])
             deviations = dense(covariance.deviations, slice(None), features).astype(np.float64)
             yield dense(cone.means, slice(None), features), squares + deviations**2
 
     @functools.cached_property
     def _plan(self) -> list[list[_Piece]]:
-        """Return which entries make up which block."""
+        """Return which components make up which block."""
         ends = self._ends()
         plan: list[list[_Piece]] = [[] for _ in ends]
         done, block = 0, 0
@@ -124,7 +122,7 @@ class LowRankEntries:
         """Return where each block ends.
 
         Digits must not depend on where that is. So blocks are such that a vector instruction, of
-        up to 16 numbers, never reaches over the end of one; and none is of a single entry, for
+        up to 16 numbers, never reaches over the end of one; and none is of a single component, for
         which linear algebra takes another way.
         """
         count = len(self)
@@ -145,8 +143,8 @@ def _covariance(cone: ClassMomentCone) -> LowRankCovariance:
     return cone.covariance
 
 
-def _decoded(pieces: Sequence[_Piece], entries: slice) -> EntryBlock:
-    count, features = entries.stop - entries.start, pieces[0].cone.num_features
+def _decoded(pieces: Sequence[_Piece], components: slice) -> ComponentBlock:
+    count, features = components.stop - components.start, pieces[0].cone.num_features
     ranks = np.array([_covariance(p.cone).rank(e) for p in pieces for e in range(p.first, p.last)])
     means, variances = np.empty((count, features)), np.empty((count, features))
     factors = np.empty((int(ranks.sum()), features))
@@ -156,13 +154,13 @@ def _decoded(pieces: Sequence[_Piece], entries: slice) -> EntryBlock:
         covariance = _covariance(piece.cone)
         means[rows] = dense(piece.cone.means, mine)
         variances[rows] = dense(covariance.deviations, mine)
-        for entry in range(piece.first, piece.last):
-            own = covariance.factor(entry).T
+        for component in range(piece.first, piece.last):
+            own = covariance.factor(component).T
             factors[column : column + len(own)] = own
             column += len(own)
         first = rows.stop
     present = np.arange(ranks.max()) < ranks[:, None]
-    return EntryBlock(entries, means, np.square(variances, out=variances), factors, present)
+    return ComponentBlock(components, means, np.square(variances, out=variances), factors, present)
 
 
 # As in `torch.sum` over a leading axis.

@@ -1,14 +1,12 @@
-"""What can be set about the objective of class-moment cones.
+"""The expected pairwise logistic loss of a linear layer under class moments, and its gradient.
 
-The expected pairwise logistic loss of a linear layer under class moments, and its gradient.
-
-The formula stands in `gems_flwr.intersect.cones`. It is a sum over entries, evaluated a block of
-entries at a time (see `intersect.components`), so that what it takes beside the moments as
+The formula stands in `gems_flwr.intersect.cones`. It is a sum over components, evaluated a block of
+components at a time (see `intersect.components`), so that what it takes beside the moments as
 they were received does not grow with the number of nodes. Automatic differentiation would keep
 every block until the end. So the products with large arrays are differentiated by hand, in the
-block where they are made; what has a few numbers per entry and class is left to torch.
+block where they are made; what has a few numbers per component and class is left to torch.
 
-Decided here: sums over entries are taken in the order in which automatic differentiation of the
+Decided here: sums over components are taken in the order in which automatic differentiation of the
 whole formula would. With linear algebra that adds up term by term (MKL, where it was tried) the
 digits then do not depend on the blocks, or only the last one of a few weights.
 """
@@ -25,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot, softplus
 
-from gems_flwr.intersect.components import CascadeSum, EntryBlock
+from gems_flwr.intersect.components import CascadeSum, ComponentBlock
 from gems_flwr.intersect.pooled_moments import PooledMoments
 from gems_flwr.typing import Float
 
@@ -123,19 +121,19 @@ class ConeObjective:
             del block  # before the next one is made
         return step.total()
 
-    def entry_losses(self, entries: slice, scores: Tensor, inner: Tensor) -> Tensor:
-        """Return the loss of some entries, not yet weighted.
+    def component_losses(self, components: slice, scores: Tensor, inner: Tensor) -> Tensor:
+        """Return the loss of some components, not yet weighted.
 
         Parameters
         ----------
-        entries : slice
+        components : slice
             Which of all.
         scores : tensor of shape (n, C)
             Of their means.
         inner : tensor of shape (n, C, C)
             ``W Sigma_e W^T`` for each of them.
         """
-        labels = self.labels[entries]
+        labels = self.labels[components]
         margin = scores.gather(1, labels[:, None]) - scores
         diagonal = inner.diagonal(dim1=1, dim2=2)
         own = diagonal.gather(1, labels[:, None])
@@ -148,9 +146,9 @@ class ConeObjective:
         rivals = 1.0 - one_hot(labels, self.classes).to(expected)
         return (expected * rivals).sum(dim=1)
 
-    def times_full(self, entry: int, weight: Tensor) -> Tensor:
+    def times_full(self, component: int, weight: Tensor) -> Tensor:
         """Return ``S W^T``, (D, C), for a full covariance S of scaled features, by some rows."""
-        matrix, features = self.matrices[entry], len(self.scale)
+        matrix, features = self.matrices[component], len(self.scale)
         size = max(2, _ROWS_BYTES // (8 * features))
         bounds = [*range(0, features - 1, size), features]
         product = weight.new_empty(features, self.classes)
@@ -160,7 +158,7 @@ class ConeObjective:
             torch.mm(rows, weight.T, out=product[first:last])
         return product
 
-    def scaled(self, block: EntryBlock) -> tuple[Tensor, Tensor, Tensor]:
+    def scaled(self, block: ComponentBlock) -> tuple[Tensor, Tensor, Tensor]:
         """Return means, variances and factors of scaled features; uses up the block."""
         means, variances, factors = map(self._tensor, (block.means, block.variances, block.factors))
         return means.div_(self.scale), variances.div_(self.scale**2), factors.div_(self.scale)
@@ -176,13 +174,13 @@ class ConeObjective:
 
 
 class _Step:
-    """One evaluation under way: losses of the entries so far, and parts of the gradient."""
+    """One evaluation under way: losses of the components so far, and parts of the gradient."""
 
     def __init__(self, objective: ConeObjective, weight: Tensor, bias: Tensor) -> None:
         self.objective, self.weight, self.bias = objective, weight, bias
-        entries = len(objective.labels)
-        self.losses = weight.new_empty(entries)
-        self.by_scores = weight.new_empty(entries, objective.classes)
+        components = len(objective.labels)
+        self.losses = weight.new_empty(components)
+        self.by_scores = weight.new_empty(components, objective.classes)
         # The gradient by the weights: through scores, full covariances, factors, and the right
         # and the left side of ``W diag(v) W^T``.
         self.through_scores = torch.zeros_like(weight)
@@ -192,33 +190,33 @@ class _Step:
         self.through_left = CascadeSum()
 
     def add_full(self) -> None:
-        """Take in the entries with full covariances."""
+        """Take in the components with full covariances."""
         objective, weight = self.objective, self.weight
-        entries = slice(0, len(objective.matrices))
+        components = slice(0, len(objective.matrices))
         # A matrix is needed once, as it is symmetric: W S is kept, and serves the gradient.
-        products = [objective.times_full(e, weight) for e in range(entries.stop)]
+        products = [objective.times_full(e, weight) for e in range(components.stop)]
         images = torch.stack(products).transpose(1, 2)
         flat = images.reshape(-1, weight.shape[1]) @ weight.T
         inner = flat.reshape(-1, objective.classes, objective.classes).requires_grad_()
-        (by_inner,) = self._add(entries, objective.means, inner, [inner])
+        (by_inner,) = self._add(components, objective.means, inner, [inner])
         self.through_full = ((by_inner + by_inner.transpose(1, 2)) @ images).sum(dim=0)
 
-    def add_low(self, block: EntryBlock) -> None:
-        """Take in some entries with low-rank covariances."""
+    def add_low(self, block: ComponentBlock) -> None:
+        """Take in some components with low-rank covariances."""
         weight, classes = self.weight, self.objective.classes
         first = len(self.objective.matrices)
-        entries = slice(first + block.entries.start, first + block.entries.stop)
+        components = slice(first + block.components.start, first + block.components.stop)
         means, variances, factors = self.objective.scaled(block)
         count, features = means.shape
         present = torch.from_numpy(block.present).to(weight.device)
         wide = (weight * variances[:, None, :]).reshape(count * classes, features)
-        # Entries of fewer columns than others see nothing in the rest.
+        # Components of fewer columns than others see nothing in the rest.
         padded = weight.new_zeros(*present.shape, classes)
         padded[present] = factors @ weight.T
         seen = padded.transpose(1, 2).contiguous().requires_grad_()
         spread = (wide @ weight.T).reshape(count, classes, classes).requires_grad_()
         inner = seen @ seen.transpose(1, 2) + spread
-        by_seen, by_spread = self._add(entries, means, inner, [seen, spread])
+        by_seen, by_spread = self._add(components, means, inner, [seen, spread])
         rows = by_spread.reshape(count * classes, classes)
         self.through_factors.addmm_(by_seen.transpose(1, 2)[present].T, factors)
         self.through_right.addmm_(rows.T, wide)
@@ -226,7 +224,7 @@ class _Step:
         self.through_left.add(left.mul_(variances[:, None, :]))
 
     def total(self) -> tuple[float, Tensor, Tensor]:
-        """Return value and gradient when all entries are in.
+        """Return value and gradient when all components are in.
 
         Parts are added in the order in which automatic differentiation would.
         """
@@ -248,15 +246,15 @@ class _Step:
         return float(value), by_weight, by_bias + self.by_scores.sum(dim=0)
 
     def _add(
-        self, entries: slice, means: Tensor, inner: Tensor, leaves: list[Tensor]
+        self, components: slice, means: Tensor, inner: Tensor, leaves: list[Tensor]
     ) -> list[Tensor]:
-        """Take in losses and scores of entries; return the gradient by what `inner` is made of."""
+        """Take in losses and scores; return the gradient by what `inner` is made of."""
         scores = (means @ self.weight.T + self.bias).requires_grad_()
-        losses = self.objective.entry_losses(entries, scores, inner)
+        losses = self.objective.component_losses(components, scores, inner)
         by_scores, *others = torch.autograd.grad(
-            losses, [scores, *leaves], self.objective.shares[entries]
+            losses, [scores, *leaves], self.objective.shares[components]
         )
-        self.losses[entries], self.by_scores[entries] = losses.detach(), by_scores
+        self.losses[components], self.by_scores[components] = losses.detach(), by_scores
         self.through_scores.addmm_(by_scores.T, means)
         return others
 

@@ -10,9 +10,9 @@ a 9-point Gauss-Hermite sum; L-BFGS minimises it. Features are divided by their 
 deviation first, which is where the ridge acts. The objective is smooth and convex (softplus
 is convex and rising in minus the margin, and sqrt(v) is convex in the weights).
 
-Decided here: entries of the same class with *full* moments are pooled exactly before, so the
-result does not depend on how the data was split; low-rank entries and clusters of a class
-stay entries of their own, weighted by count. A public sample may join with its own loss
+Decided here: components of the same class with *full* moments are pooled exactly before, so the
+result does not depend on how the data was split; low-rank components and clusters of a class
+stay components of their own, weighted by count. A public sample may join with its own loss
 (see `gems_flwr.intersect.tuning`).
 """
 

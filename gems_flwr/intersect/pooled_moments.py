@@ -2,7 +2,7 @@
 
 Full moments of one class are pooled exactly (counts add, means and covariances by the law of
 total variance), so that any split of the same data gives the same numbers. Low-rank
-entries and clusters of a class are kept as they are, in the form in which they were sent.
+components and clusters of a class are kept as they are, in the form in which they were sent.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from gems_flwr.intersect.components import LowRankEntries
+from gems_flwr.intersect.components import LowRankComponents
 from gems_flwr.spaces.cone import ClassMomentCone, mean_values
 from gems_flwr.spaces.covariance import FullCovariance
 from gems_flwr.typing import Float
@@ -26,20 +26,20 @@ _LEAST_BYTES = 2**18
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PooledMoments:
-    """Entries of all nodes, full ones pooled by class; the full ones come first.
+    """Components of all nodes, full ones pooled by class; the full ones come first.
 
     Parameters
     ----------
     num_classes : int
         Classes of the task.
-    labels, shares : array of shape (entries,)
-        Class of each entry, and its share of all samples.
-    means : array of shape (full entries, D)
-        Mean inputs of the entries with full covariances.
+    labels, shares : array of shape (components,)
+        Class of each component, and its share of all samples.
+    means : array of shape (full components, D)
+        Mean inputs of the components with full covariances.
     matrices : tuple of arrays of shape (D, D)
         Their covariances.
-    low : LowRankEntries
-        The other entries.
+    low : LowRankComponents
+        The other components.
     feature_scale : array of shape (D,)
         Pooled within-class deviation of each feature, floored.
     """
@@ -49,7 +49,7 @@ class PooledMoments:
     shares: Float
     means: Float
     matrices: tuple[Matrix, ...]
-    low: LowRankEntries
+    low: LowRankComponents
     feature_scale: Float
 
 
@@ -58,9 +58,9 @@ def pool_full(cones: Sequence[ClassMomentCone]) -> dict[int, tuple[int, Float, M
     sums: dict[int, tuple[int, Float, Matrix]] = {}
     for cone in cones:
         means = mean_values(cone)
-        for entry, label in enumerate(cone.labels.tolist()):
-            count, mean = int(cone.counts[entry]), means[entry]
-            matrix = full_matrices(cone)[entry]
+        for component, label in enumerate(cone.labels.tolist()):
+            count, mean = int(cone.counts[component]), means[component]
+            matrix = full_matrices(cone)[component]
             if label in sums:
                 old_count, old_mean, old_matrix = sums[label]
                 total = old_count + count
@@ -97,7 +97,7 @@ def pool_moments(cones: Sequence[ClassMomentCone]) -> PooledMoments:
         raise ValueError(f"cones: expected one number of classes and features, got {shapes}")
     num_classes, features = shapes[0]
     full = [c for c in cones if isinstance(c.covariance, FullCovariance)]
-    low = LowRankEntries.of(cones)
+    low = LowRankComponents.of(cones)
     pooled = pool_full([c for c in full if not has_clusters(c)])
     labels = list(pooled)
     counts = [count for count, _, _ in pooled.values()]
@@ -125,14 +125,14 @@ def pool_moments(cones: Sequence[ClassMomentCone]) -> PooledMoments:
 
 
 def has_clusters(cone: ClassMomentCone) -> bool:
-    """Return whether a class has several entries, which pooling would undo."""
+    """Return whether a class has several components, which pooling would undo."""
     return len(set(cone.labels.tolist())) < len(cone.labels)
 
 
 def total_variance(
-    shares: Float, means: Float, matrices: Sequence[Matrix], low: LowRankEntries
+    shares: Float, means: Float, matrices: Sequence[Matrix], low: LowRankComponents
 ) -> Float:
-    """Return the variance of each feature over all samples: within the entries and between."""
+    """Return the variance of each feature over all samples: within the components and between."""
     features = means.shape[1]
     received = low.size_bytes + sum(matrix.nbytes for matrix in matrices)
     # Some features at a time: all means in double precision may take more than what was sent.
@@ -152,7 +152,7 @@ def total_variance(
 
 
 def between_variance(shares: Float, means: Float) -> Float:
-    """Return the variance of the entries' means, per feature."""
+    """Return the variance of the components' means, per feature."""
     center = shares @ means
     return np.asarray(shares @ (means - center) ** 2)
 

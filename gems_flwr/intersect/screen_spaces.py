@@ -126,7 +126,7 @@ def _screen_cones(cones: Sequence[ClassMomentCone]) -> Screened:
     fits = (scales <= FAR * usual) & (scales * FAR >= usual)
     most = HEAVY * float(np.median([cone.total_count for cone in cones]))
     members = [index for index in range(len(cones)) if fits[index]]
-    wrong = wrong_entries([cones[index] for index in members])
+    wrong = wrong_components([cones[index] for index in members])
     kept: list[ClassMomentCone | None] = []
     reasons = []
     for index, cone in enumerate(cones):
@@ -141,7 +141,7 @@ def _screen_cones(cones: Sequence[ClassMomentCone]) -> Screened:
             notes.append(f"its classes {classes} are unlike those of the other nodes")
         if cone.total_count > most:
             notes.append(f"its {cone.total_count:,} samples count as {most:,.0f}")
-        rest = cone.without_entries(bad)
+        rest = cone.without_components(bad)
         kept.append(rest and rest.with_samples_at_most(most))
         reasons.append("; ".join(notes))
     unchecked = unchecked_classes([cones[index] for index in members])
@@ -165,23 +165,25 @@ def _can_be_checked(holders: int, nodes: int) -> bool:
 
 def input_scale(cone: ClassMomentCone) -> float:
     """Return the root mean square length of a node's inputs; every class counts the same."""
-    squares = (mean_values(cone) ** 2).sum(axis=1) + entry_traces(cone)
+    squares = (mean_values(cone) ** 2).sum(axis=1) + component_traces(cone)
     return float(np.sqrt(squares.mean()))
 
 
-def entry_traces(cone: ClassMomentCone) -> Float:
-    """Return the total variance of every entry."""
+def component_traces(cone: ClassMomentCone) -> Float:
+    """Return the total variance of every component."""
     covariance = cone.covariance
     if isinstance(covariance, FullCovariance):
         return np.asarray(np.trace(covariance.matrices, axis1=1, axis2=2, dtype=np.float64))
     assert isinstance(covariance, LowRankCovariance)
     deviations = dense(covariance.deviations).astype(np.float64)
-    factors = (covariance.factor(entry).astype(np.float64) for entry in range(len(deviations)))
+    factors = (
+        covariance.factor(component).astype(np.float64) for component in range(len(deviations))
+    )
     return np.asarray([(f**2).sum() for f in factors] + (deviations**2).sum(axis=1))
 
 
-def wrong_entries(cones: Sequence[ClassMomentCone]) -> list[NDArray[np.bool_]]:
-    """Return, for every node and entry, whether it is unlike that class on most other nodes."""
+def wrong_components(cones: Sequence[ClassMomentCone]) -> list[NDArray[np.bool_]]:
+    """Return, for every node and component, whether it is unlike that class on most other nodes."""
     wrong = [np.zeros(len(cone.labels), dtype=bool) for cone in cones]
     summaries = [class_summaries(cone) for cone in cones]
     for label in sorted(set().union(*summaries)):
@@ -224,7 +226,7 @@ def class_mean(cone: ClassMomentCone, label: int) -> Float:
 
 def class_summaries(cone: ClassMomentCone) -> dict[int, tuple[float, float]]:
     """Return count and total variance of each class, its clusters taken together."""
-    means, traces = mean_values(cone), entry_traces(cone)
+    means, traces = mean_values(cone), component_traces(cone)
     summaries = {}
     for label in sorted(set(cone.labels.tolist())):
         mine = cone.labels == label

@@ -111,9 +111,9 @@ def as_counts_allow(
     means = mean_values(cone) / units
     shapes = [
         _rounding(
-            cone.covariance.dense_matrix(entry) / (units[:, None] * units), count, largest_rank
+            cone.covariance.dense_matrix(component) / (units[:, None] * units), count, largest_rank
         )
-        for entry, count in enumerate(cone.counts.tolist())
+        for component, count in enumerate(cone.counts.tolist())
     ]
 
     def stored(rows: Sequence[Float], steps: Sequence[float], round_up: bool = False) -> Values:

@@ -33,13 +33,13 @@ class ClassSums:
     ----------
     num_classes : int
         Classes of the task.
-    labels : int array of shape (entries,)
-        Class of each entry.
-    counts : float array of shape (entries,)
-        Samples of each entry (not whole after a private release).
-    sums : array of shape (entries, D)
+    labels : int array of shape (components,)
+        Class of each component.
+    counts : float array of shape (components,)
+        Samples of each component (not whole after a private release).
+    sums : array of shape (components, D)
         Sum of the inputs.
-    outers : array of shape (entries, D, D)
+    outers : array of shape (components, D, D)
         Sum of their outer products.
     privacy : tuple of float, optional
         Epsilon and delta, if noise was added.
@@ -53,12 +53,12 @@ class ClassSums:
     privacy: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
-        entries, width = np.shape(self.sums)
-        check_array("counts", self.counts, (entries,), MAX_POOLED_EXAMPLES)
-        check_array("sums", self.sums, (entries, width), MAX_VALUE, np.float64)
-        check_array("outers", self.outers, (entries, width, width), MAX_VALUE, np.float64)
-        if np.size(self.labels) != entries:
-            raise SpaceError("labels", f"{entries} entries", np.size(self.labels))
+        components, width = np.shape(self.sums)
+        check_array("counts", self.counts, (components,), MAX_POOLED_EXAMPLES)
+        check_array("sums", self.sums, (components, width), MAX_VALUE, np.float64)
+        check_array("outers", self.outers, (components, width, width), MAX_VALUE, np.float64)
+        if np.size(self.labels) != components:
+            raise SpaceError("labels", f"{components} components", np.size(self.labels))
 
     def __add__(self, other: ClassSums) -> ClassSums:
         """Return the sums of both, class by class."""
@@ -82,7 +82,7 @@ class ClassSums:
         return ClassSums(self.num_classes, labels, counts, sums, outers, privacy)
 
     def over_all_classes(self, min_count: int) -> ClassSums:
-        """Return the same sums with an entry for every class, in order.
+        """Return the same sums with a component for every class, in order.
 
         A class that is not there, or has fewer than `min_count` samples, is all zeros: what a
         node sends then has the same shape on every node, and says nothing of a handful.
@@ -92,15 +92,15 @@ class ClassSums:
         sums = np.zeros((self.num_classes, width))
         outers = np.zeros((self.num_classes, width, width))
         kept = self.counts >= min_count
-        for entry, label in zip(np.flatnonzero(kept), self.labels[kept], strict=True):
-            counts[label] += self.counts[entry]
-            sums[label] += self.sums[entry]
-            outers[label] += self.outers[entry]
+        for component, label in zip(np.flatnonzero(kept), self.labels[kept], strict=True):
+            counts[label] += self.counts[component]
+            sums[label] += self.sums[component]
+            outers[label] += self.outers[component]
         labels = np.arange(self.num_classes, dtype=np.int64)
         return ClassSums(self.num_classes, labels, counts, sums, outers, self.privacy)
 
     def moments(self) -> tuple[Float, Float]:
-        """Return means (entries, D) and covariances (entries, D, D), divided by the counts."""
+        """Return means (components, D) and covariances (components, D, D) of the samples."""
         counts = np.maximum(self.counts, 1)[:, None]
         means = self.sums / counts
         covariances = self.outers / counts[..., None] - means[:, :, None] * means[:, None, :]
@@ -159,7 +159,7 @@ def sum_classes(
         Classes of the task.
     groups : int tensor, optional
         Cluster of each sample within its class, over all batches in order; each pair of
-        class and cluster then is an entry of its own.
+        class and cluster then is a component of its own.
 
     Raises
     ------

@@ -42,14 +42,14 @@ def cone_from_sums(
     sums : ClassSums
         Of one node, or added over several.
     min_count : int
-        Entries with fewer samples are withheld.
+        Components with fewer samples are withheld.
     epsilon, rule
         As in `ClassMomentCone`.
 
     Raises
     ------
     SpaceError
-        If no entry has enough samples.
+        If no component has enough samples.
     """
     counts = np.rint(sums.counts).astype(np.int64)
     keep = counts >= max(1, min_count)
@@ -106,13 +106,13 @@ def build_cone(
     int8 : bool
         Store low-rank moments in eight bits; full moments are never quantised.
     clusters : int
-        Entries per class at most.
+        Components per class at most.
     min_count : int, optional
-        Least samples of an entry, from 1; see `least_count` for what is enforced and the default.
+        Least samples of a component, from 1; see `least_count` for what holds by default.
     epsilon, rule
         As in `ClassMomentCone`.
     private : PrivateRelease, optional
-        Add noise for differential privacy; one entry per class then.
+        Add noise for differential privacy; one component per class then.
     seed : int
         Seed of clustering.
     noise_seed : int, optional

@@ -46,7 +46,7 @@ def factor(covariance: Float, rank: int) -> tuple[Float, Float]:
 
 
 def low_rank(covariances: Float, rank: int, int8: bool) -> LowRankCovariance:
-    """Return covariances (entries, D, D) as low rank plus diagonal."""
+    """Return covariances (components, D, D) as low rank plus diagonal."""
     if rank < 1:
         raise SpaceError("rank", "at least 1", rank)
     pairs = [factor(covariance, rank) for covariance in covariances]
@@ -74,7 +74,7 @@ def compress(cone: ClassMomentCone, rank: int, int8: bool = True) -> ClassMoment
     Raises
     ------
     SpaceError
-        If an entry has no more samples than ``rank``: it would send its data.
+        If a component has no more samples than ``rank``: it would send its data.
     """
     fewest = int(cone.counts.min())
     if fewest <= rank:

@@ -197,9 +197,9 @@ def private_sums(
     outers = np.zeros((len(classes), width, width))
     for row, label in enumerate(classes):
         if held is not None and label in held.labels:
-            entry = int(np.flatnonzero(held.labels == label)[0])
-            counts[row], sums[row] = held.counts[entry], held.sums[entry]
-            outers[row] = held.outers[entry]
+            component = int(np.flatnonzero(held.labels == label)[0])
+            counts[row], sums[row] = held.counts[component], held.sums[component]
+            outers[row] = held.outers[component]
         counts[row] += sigma * float(normal(1)[0])
         sums[row] += sigma * clip * normal(width)
         # Symmetrised noise: variance sigma^2 on the diagonal, sigma^2 / 2 off it, which is

@@ -1,12 +1,8 @@
-"""A node's data in any of the usual forms, as batches of tensors.
+"""The inputs of a model's linear output layer, on whatever data a user has.
 
-Data may come as a pair of arrays or as batches, from a torch ``DataLoader`` or Flower's datasets.
-
-Running a model and noting what some of its modules see.
-
-The inputs of a model's linear output layer, on whatever data a user has.
-
-A good-enough space of one round is about the output layer, seen from the layers below it.
+A good-enough space of one round is about the output layer, seen from the layers below it. Data may
+come as a pair of arrays or as batches, from a torch ``DataLoader`` or Flower's datasets; what a
+layer sees is noted while the model runs.
 """
 
 from __future__ import annotations

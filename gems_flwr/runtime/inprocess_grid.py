@@ -1,15 +1,10 @@
-"""Messages and states as they would be after a network, without the cost of one.
+"""A Grid that runs the ClientApp in this process: no Ray, no network, starts at once.
 
-Everything but the bytes of arrays goes through Flower's own serialisation, so nothing passes that
-could not be sent, and nothing but those bytes, which cannot be changed, is shared with the sender.
-
-A Grid that runs the ClientApp in this process: no Ray, no network, starts at once.
-
-It is as strict as real Flower. Messages and node states are copied through Flower's own
-serialisation (see `copying`), so nothing is shared by accident and nothing passes that could not
-be sent. A
-handler that raises gives an error reply; one that returns no reply, or does not return in
-time, gives none. Node ids are scattered numbers, in no relation to the order of the data.
+It is as strict as real Flower. Everything but the bytes of arrays goes through Flower's own
+serialisation, so nothing passes that could not be sent, and nothing but those bytes, which cannot
+be changed, is shared with the sender. A handler that raises gives an error reply; one that returns
+no reply, or does not return in time, gives none. Node ids are scattered numbers, in no relation to
+the order of the data.
 
 Two things differ from a real network, on purpose:
 

@@ -56,7 +56,7 @@ class Exchange:
     ----------
     server_round : int
         The round, from 1.
-    roster : Nodes
+    nodes : Nodes
         Names of the nodes, shared by all rounds of a run.
     grid : MeteredGrid, optional
         Where messages go. Without it replies can be accepted but none be collected.
@@ -73,11 +73,11 @@ class Exchange:
     max_examples : float, optional
         Most examples that a node may count for, whatever it claims.
     barred : mapping from int to str
-        Nodes, by id, that are out of this round, and why; see `blame`.
+        Nodes, by id, that are out of this round, and why; see `replay`.
     """
 
     server_round: int
-    roster: Nodes
+    nodes: Nodes
     grid: MeteredGrid | None = None
     timeout: float | None = None
     inbox: CheckpointFolder | None = None
@@ -106,7 +106,7 @@ class Exchange:
     @property
     def answered_ids(self) -> tuple[int, ...]:
         """Ids of the nodes that gave a usable reply, in the order of their names."""
-        return tuple(sorted(set(self._answered), key=self.roster.position))
+        return tuple(sorted(set(self._answered), key=self.nodes.position))
 
     @property
     def refused(self) -> dict[int, str]:
@@ -116,11 +116,11 @@ class Exchange:
     @property
     def failures(self) -> tuple[Failure, ...]:
         """Who did not contribute, and why."""
-        return tuple(Failure(self.roster.name(node), reason) for node, reason in self._failed)
+        return tuple(Failure(self.nodes.name(node), reason) for node, reason in self._failed)
 
     def _names(self, nodes: Iterable[int]) -> tuple[str, ...]:
-        ordered = sorted(set(nodes), key=self.roster.position)
-        return tuple(self.roster.name(node) for node in ordered)
+        ordered = sorted(set(nodes), key=self.nodes.position)
+        return tuple(self.nodes.name(node) for node in ordered)
 
     def collect(self, messages: Iterable[Message]) -> list[Message]:
         """Send messages and return the replies, errors included.
@@ -131,7 +131,7 @@ class Exchange:
         assert self.grid is not None
         outgoing, replies = [], []
         for message in messages:
-            name = self.roster.name(message.metadata.dst_node_id)
+            name = self.nodes.name(message.metadata.dst_node_id)
             self._asked.append(message.metadata.dst_node_id)
             self._keys[message.metadata.dst_node_id] = self._key(message)
             kept = self.inbox and self.inbox.kept_reply(self._key(message), name)
@@ -172,7 +172,7 @@ class Exchange:
             seconds = time.monotonic() - started
             reply = as_the_nodes(reply, waiting.pop(node_id), seconds)
             if is_lost(reply):
-                self._warn("lost", node=self.roster.name(node_id), seconds=seconds)
+                self._warn("lost", node=self.nodes.name(node_id), seconds=seconds)
             size = self._too_large(reply.content) if reply.has_content() else 0
             usable = reply.has_content() and not size
             if size:
@@ -182,12 +182,12 @@ class Exchange:
             if usable:
                 self._learn(reply)
                 if self.inbox:
-                    name = self.roster.name(node_id)
+                    name = self.nodes.name(node_id)
                     self.inbox.keep_reply(self._keys[node_id], name, reply.content)
             self._log_reply(reply, seconds, usable)
             for callback in self.callbacks:
-                callback.on_reply(self.server_round, self.roster.name(node_id), usable)
-        for node_id in sorted(waiting, key=self.roster.position):
+                callback.on_reply(self.server_round, self.nodes.name(node_id), usable)
+        for node_id in sorted(waiting, key=self.nodes.position):
             self._fail(node_id, f"no reply within {self.timeout} s")
         return answers
 
@@ -241,7 +241,7 @@ class Exchange:
             if reply.has_content():
                 self._learn(reply)
         answers: list[Answer[T]] = []
-        for reply in sorted(replies, key=lambda r: self.roster.position(r.metadata.src_node_id)):
+        for reply in sorted(replies, key=lambda r: self.nodes.position(r.metadata.src_node_id)):
             node_id = reply.metadata.src_node_id
             if reply.has_error():
                 self._fail(node_id, _explained(reply.error.reason or f"error {reply.error.code}"))
@@ -256,7 +256,7 @@ class Exchange:
                 # No reply ends a run, whatever it does to our own code.
                 self._refuse(node_id, f"the reply cannot be used: {describe_fault(error)}")
             else:
-                answers.append(Answer(self.roster.name(node_id), value))
+                answers.append(Answer(self.nodes.name(node_id), value))
                 self._answered.append(node_id)
         return self._enough(answers, at_least)
 
@@ -280,9 +280,9 @@ class Exchange:
             If fewer are left.
         """
         for node_id in dict.fromkeys(self._answered):
-            if self.roster.name(node_id) in reasons:
+            if self.nodes.name(node_id) in reasons:
                 self._answered = [each for each in self._answered if each != node_id]
-                self._refuse(node_id, reasons[self.roster.name(node_id)])
+                self._refuse(node_id, reasons[self.nodes.name(node_id)])
         return self._enough([a for a in answers if a.node not in reasons], at_least)
 
     def _enough(self, answers: list[Answer[T]], at_least: int) -> list[Answer[T]]:
@@ -294,10 +294,10 @@ class Exchange:
         """Leave a node out, and forget its reply, so that a resumed run asks it again."""
         self._fail(node_id, reason)
         if self.inbox and node_id in self._keys:
-            self.inbox.drop_reply(self._keys[node_id], self.roster.name(node_id))
+            self.inbox.drop_reply(self._keys[node_id], self.nodes.name(node_id))
 
     def _learn(self, reply: Message) -> None:
-        self.roster.learn(reply.metadata.src_node_id, unpack_name(reply.content))
+        self.nodes.learn(reply.metadata.src_node_id, unpack_name(reply.content))
 
     def _too_large(self, content: RecordDict) -> int:
         """Return the size of a reply that is too large, else 0."""
@@ -324,11 +324,11 @@ class Exchange:
     def _fail(self, node_id: int, reason: str) -> None:
         reason = readable(reason)
         self._failed.append((node_id, reason))
-        self._warn("left_out", node=self.roster.name(node_id), reason=reason)
+        self._warn("left_out", node=self.nodes.name(node_id), reason=reason)
 
     def _source(self, reply: Message) -> str:
         node_id = reply.metadata.src_node_id
-        return "SuperLink" if node_id == SUPERLINK_NODE_ID else self.roster.name(node_id)
+        return "SuperLink" if node_id == SUPERLINK_NODE_ID else self.nodes.name(node_id)
 
     def _warn(self, event: str, **fields: object) -> None:
         log_warning(event, round=self.server_round, **fields)
@@ -337,7 +337,7 @@ class Exchange:
         log_event(
             "reply",
             round=self.server_round,
-            node=self.roster.name(reply.metadata.src_node_id),
+            node=self.nodes.name(reply.metadata.src_node_id),
             what=reply.metadata.message_type,
             bytes=payload_bytes(reply.content) if reply.has_content() else 0,
             seconds=seconds,

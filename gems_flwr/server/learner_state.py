@@ -1,7 +1,7 @@
 """What a server knows of models that live on the nodes: two frozen values, saved with the run.
 
-The `Ledger` is needed to go on: who has which model and which reference, and what has yet to be
-delivered. The `Tally` is what the run has come to, and part of its result.
+The `LearnerState` is needed to go on: who has which model and which reference, and what has yet to
+be delivered. The `Tally` is what the run has come to, and part of its result.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _UNKNOWN = -1
 
 
 @dataclass(frozen=True)
-class Ledger:
+class LearnerState:
     """Who has which model.
 
     Every model that is handed out has a number; the reference has that of the full
@@ -40,7 +40,7 @@ class Ledger:
     delta : float
         The threshold of the next check; 0 where it is constant.
     losses : tuple of float
-        First and running mean of the in-place loss, where the threshold follows it.
+        First and running mean of the prequential loss, where the threshold follows it.
     round : int
         Up to which round the nodes have trained.
     version : int
@@ -88,7 +88,7 @@ class Ledger:
 
     # --- changes --------------------------------------------------------------------------------
 
-    def restart(self, nodes: Collection[str]) -> Ledger:
+    def restart(self, nodes: Collection[str]) -> LearnerState:
         """Let nodes begin anew from the reference: newcomers, and those that lost their state."""
         if not nodes:
             return self
@@ -101,7 +101,7 @@ class Ledger:
             models={**self.models, version: self.reference},
         )
 
-    def acknowledge(self, nodes: Collection[str]) -> Ledger:
+    def acknowledge(self, nodes: Collection[str]) -> LearnerState:
         """Note that nodes have what they were sent."""
         versions = {node: (self.model_version(node), self.reference_version) for node in nodes}
         return self._pruned(
@@ -109,14 +109,14 @@ class Ledger:
             pending={node: v for node, v in self.pending.items() if node not in nodes},
         )
 
-    def forget(self, nodes: Collection[str]) -> Ledger:
-        """Treat nodes as strangers: their models are not to be trusted."""
+    def forget(self, nodes: Collection[str]) -> LearnerState:
+        """Treat nodes as newly joined: their models are not to be trusted."""
         return self._pruned(
             known={node: each for node, each in self.known.items() if node not in nodes},
             pending={node: v for node, v in self.pending.items() if node not in nodes},
         )
 
-    def renamed(self, names: Mapping[str, str]) -> Ledger:
+    def renamed(self, names: Mapping[str, str]) -> LearnerState:
         """Call nodes by other names: one that was too slow to introduce itself has a name now."""
         return dataclasses.replace(
             self,
@@ -124,7 +124,7 @@ class Ledger:
             pending={names.get(node, node): v for node, v in self.pending.items()},
         )
 
-    def after(self, synchronisation: Synchronisation) -> Ledger:
+    def after(self, synchronisation: Synchronisation) -> LearnerState:
         """Note an average, to be delivered with the next messages to those who gave theirs."""
         if synchronisation.average is None:
             return dataclasses.replace(self, coordinator=synchronisation.coordinator)
@@ -139,7 +139,7 @@ class Ledger:
             models={**self.models, version: average},
         )
 
-    def _pruned(self, **changes: Any) -> Ledger:
+    def _pruned(self, **changes: Any) -> LearnerState:
         changed = dataclasses.replace(self, **changes)
         wanted = set(changed.pending.values())
         models = {number: model for number, model in changed.models.items() if number in wanted}
@@ -148,7 +148,7 @@ class Ledger:
     # --- on disk --------------------------------------------------------------------------------
 
     def to_memory(self) -> dict[str, NDArray]:
-        """Return the ledger as arrays, which is what a checkpoint takes."""
+        """Return the state as arrays, which is what a checkpoint takes."""
         notes = {
             "run": self.run,
             "violations": self.coordinator.violations,
@@ -169,7 +169,7 @@ class Ledger:
         return arrays
 
     @classmethod
-    def from_memory(cls, memory: Arrays) -> Ledger | None:
+    def from_memory(cls, memory: Arrays) -> LearnerState | None:
         """Return what `to_memory` wrote; None where there is nothing."""
         if _NOTES not in memory:
             return None
@@ -177,11 +177,11 @@ class Ledger:
             return cls._from_notes(memory)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(
-                f"the ledger in the checkpoint cannot be read ({error}); start afresh"
+                f"the learners' state in the checkpoint cannot be read ({error}); start afresh"
             ) from error
 
     @classmethod
-    def _from_notes(cls, memory: Arrays) -> Ledger:
+    def _from_notes(cls, memory: Arrays) -> LearnerState:
         notes = json.loads(memory[_NOTES].tobytes())
         reference: dict[str, NDArray] = {}
         models: dict[int, Arrays] = {}
@@ -206,7 +206,8 @@ class Tally:
     Parameters
     ----------
     cumulative_loss : float
-        In-place loss (before each update), summed over nodes and batches; a batch counts its mean.
+        Prequential loss (before each update; the paper's in-place loss), summed over nodes and
+        batches; a batch counts its mean.
     batches : int
         How many batches that sum has.
     correct : float

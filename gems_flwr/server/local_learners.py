@@ -32,7 +32,7 @@ from flwr.serverapp import Grid
 
 from gems_flwr.averaging.means import with_floats_of
 from gems_flwr.averaging.synchronisation import Coordinator, Synchronisation
-from gems_flwr.server.learner_state import Ledger, Tally
+from gems_flwr.server.learner_state import LearnerState, Tally
 from gems_flwr.server.model_averaging import AveragesModels, Outvoted
 from gems_flwr.server.state import RoundOutcome, ServerState
 from gems_flwr.typing import Arrays
@@ -92,19 +92,19 @@ class LocalLearners(AveragesModels):
 
     @abstractmethod
     def request(
-        self, server_round: int, nodes: Sequence[str], ledger: Ledger
+        self, server_round: int, nodes: Sequence[str], learners: LearnerState
     ) -> Mapping[str, Mapping[str, Any]]:
         """Return, for nodes that train, what is asked of their models: `send`, `delta`, …."""
 
     @abstractmethod
     def synchronise(
-        self, server_round: int, ledger: Ledger, replies: Replies, ask: AskForModels
+        self, server_round: int, learners: LearnerState, replies: Replies, ask: AskForModels
     ) -> Synchronisation:
         """Average what is to be averaged; `ask` gets further models."""
 
-    def adapted(self, ledger: Ledger, before: Tally, after: Tally) -> Ledger:
-        """Return the ledger for the next check; a protocol may change its threshold here."""
-        return ledger
+    def adapted(self, learners: LearnerState, before: Tally, after: Tally) -> LearnerState:
+        """Return the state for the next check; a protocol may change its threshold here."""
+        return learners
 
     # --- the loop -------------------------------------------------------------------------------
 
@@ -120,8 +120,8 @@ class LocalLearners(AveragesModels):
 
     def rename_nodes(self, state: ServerState, names: Mapping[str, str]) -> ServerState:
         """Let nodes keep their models and their losses under new names."""
-        ledger = Ledger.from_memory(state.memory)
-        memory = state.memory if ledger is None else ledger.renamed(names).to_memory()
+        learners = LearnerState.from_memory(state.memory)
+        memory = state.memory if learners is None else learners.renamed(names).to_memory()
         tally = Tally.from_details(state.details).renamed(names)
         details = {**state.details, **tally.to_details()}
         return dataclasses.replace(state, memory=memory, details=details)
@@ -138,27 +138,27 @@ class LocalLearners(AveragesModels):
         is_last = server_round == self._last_round
         if server_round % self.period and not is_last:
             return RoundOutcome(arrays=state.arrays, memory=state.memory, details=state.details)
-        turn = Turn(self, server_round, state, grid, train_config)
-        turn.train()
+        current = LearnerRound(self, server_round, state, grid, train_config)
+        current.train()
         if server_round % self.period == 0:
-            turn.synchronise()
+            current.synchronise()
         if is_last:
-            self.close(turn)
-        return turn.outcome()
+            self.close(current)
+        return current.outcome()
 
-    def close(self, turn: Turn) -> None:
+    def close(self, current: LearnerRound) -> None:
         """End the last round."""
         if self.final_sync:
-            turn.synchronise_all()
-            turn.deliver()
+            current.synchronise_all()
+            current.deliver()
 
     def weight(self, reply: AveragingReply) -> float:
         """Return a node's weight in means."""
         return reply.num_examples if self.weighted else 1.0
 
 
-class Turn:
-    """One round of a `LocalLearners` protocol: ledger, tally and model as they change."""
+class LearnerRound:
+    """One round of a `LocalLearners` protocol: state, tally and model as they change."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class Turn:
         self.arrays = state.arrays
         self.before = self.tally = Tally.from_details(state.details)
         self.outvoted = Outvoted.from_details(state.details)
-        self.ledger = Ledger.from_memory(state.memory) or Ledger(
+        self.learners = LearnerState.from_memory(state.memory) or LearnerState(
             strategy.run_name, Coordinator(state.arrays)
         )
         nodes = strategy.choose_nodes(server_round, grid, 1.0, TRAIN)
@@ -187,9 +187,9 @@ class Turn:
     def train(self) -> None:
         """Let all connected nodes train, deliver what is pending, and collect their reports."""
         names = list(self.ids)
-        self.ledger = self.ledger.restart([n for n in names if n not in self.ledger.known])
-        steps = self.server_round - self.ledger.round
-        wanted = self.strategy.request(self.server_round, names, self.ledger)
+        self.learners = self.learners.restart([n for n in names if n not in self.learners.known])
+        steps = self.server_round - self.learners.round
+        wanted = self.strategy.request(self.server_round, names, self.learners)
         requests = {name: {"steps": steps, **wanted[name]} for name in names}
         replies = self._exchange(requests, at_least=self.strategy.min_nodes)
         names = list(self.ids)
@@ -199,8 +199,8 @@ class Turn:
             self.tally = dataclasses.replace(
                 self.tally, lost_states=(*self.tally.lost_states, *events)
             )
-            self.ledger = self.ledger.restart(lost)
-            wanted = self.strategy.request(self.server_round, lost, self.ledger)
+            self.learners = self.learners.restart(lost)
+            wanted = self.strategy.request(self.server_round, lost, self.learners)
             requests = {name: {"steps": steps, **wanted[name]} for name in lost}
             replies |= self._exchange(requests, step="again")
         self.replies = {
@@ -208,7 +208,7 @@ class Turn:
             for name in names
             if name in replies and not replies[name].needs_model
         }
-        self.ledger = dataclasses.replace(self.ledger, round=self.server_round)
+        self.learners = dataclasses.replace(self.learners, round=self.server_round)
         self.tally = self.tally.with_losses({n: r.metrics for n, r in self.replies.items()})
 
     def synchronise(self) -> None:
@@ -216,9 +216,9 @@ class Turn:
         checked = [r for r in self.replies.values() if r.squared_distance is not None]
         self.tally = self.tally.plus(violations=sum(r.arrays is not None for r in checked))
         self._settle(
-            self.strategy.synchronise(self.server_round, self.ledger, self.replies, self.ask)
+            self.strategy.synchronise(self.server_round, self.learners, self.replies, self.ask)
         )
-        self.ledger = self.strategy.adapted(self.ledger, self.before, self.tally)
+        self.learners = self.strategy.adapted(self.learners, self.before, self.tally)
 
     def synchronise_all(self) -> None:
         """Average the models of all nodes that take part in this round."""
@@ -226,16 +226,16 @@ class Turn:
         if not models:
             return
         weights = [self.strategy.weight(self.replies[name]) for name in models]
-        coordinator = self.ledger.coordinator
+        coordinator = self.learners.coordinator
         rule = self.strategy.rule
         self._settle(Synchronisation.of_models(rule, coordinator, models, weights, full=True))
 
     def all_models(self) -> dict[str, Arrays]:
         """Return the models that the nodes have now, averages that are under way included."""
         pending = {
-            name: self.ledger.models[self.ledger.pending[name]]
+            name: self.learners.models[self.learners.pending[name]]
             for name in self.replies
-            if name in self.ledger.pending
+            if name in self.learners.pending
         }
         rest = [name for name in self.replies if name not in pending]
         sent = {n: a for n in rest if (a := self.replies[n].arrays) is not None}
@@ -245,7 +245,7 @@ class Turn:
 
     def deliver(self) -> None:
         """Send what is pending now, instead of with the next message."""
-        waiting = [name for name in self.replies if name in self.ledger.pending]
+        waiting = [name for name in self.replies if name in self.learners.pending]
         self._exchange({name: {"steps": 0} for name in waiting}, step="delivery")
 
     def ask(self, names: Collection[str]) -> Mapping[str, Arrays]:
@@ -273,19 +273,19 @@ class Turn:
                 "in_place_loss": (tally.cumulative_loss - before.cumulative_loss) / batches,
                 "in_place_accuracy": (tally.correct - before.correct) / batches,
             }
-        if self.ledger.delta:
-            metrics["delta"] = self.ledger.delta
+        if self.learners.delta:
+            metrics["delta"] = self.learners.delta
         return RoundOutcome(
             arrays=self.arrays,
             train_metrics=metrics,
-            memory=self.ledger.to_memory(),
+            memory=self.learners.to_memory(),
             details=tally.to_details() | self.outvoted.to_details(self.strategy.rule),
         )
 
     # --- messages -------------------------------------------------------------------------------
 
     def _settle(self, synchronisation: Synchronisation) -> None:
-        self.ledger = self.ledger.after(synchronisation)
+        self.learners = self.learners.after(synchronisation)
         self.tally = self.tally.with_synchronisation(self.server_round, synchronisation)
         if synchronisation.average is not None:
             self.arrays = with_floats_of(self.arrays, synchronisation.average)
@@ -303,7 +303,7 @@ class Turn:
         """Send requests with what each node has yet to be given; return the usable replies."""
         if not requests:
             return {}
-        strategy, ledger = self.strategy, self.ledger
+        strategy, learners = self.strategy, self.learners
         messages = strategy.messages(
             self.server_round,
             [self.ids[name] for name in requests],
@@ -314,16 +314,16 @@ class Turn:
         )
         sent = 0
         for name, message in zip(requests, messages, strict=True):
-            model = self._record(ledger.pending[name]) if name in ledger.pending else None
+            model = self._record(learners.pending[name]) if name in learners.pending else None
             reference = None
-            if ledger.lacks_reference(name):
-                reference = self._record(ledger.reference_version)
+            if learners.lacks_reference(name):
+                reference = self._record(learners.reference_version)
             sent += (model is not None) + (reference is not None)
             request = AveragingRequest(
-                run=ledger.run,
-                model=ledger.model_version(name),
-                reference=ledger.reference_version,
-                adopt=ledger.adopts(name),
+                run=learners.run,
+                model=learners.model_version(name),
+                reference=learners.reference_version,
+                adopt=learners.adopts(name),
                 ignore=tuple(strategy.buffers),
                 **requests[name],
             )
@@ -333,42 +333,42 @@ class Turn:
         wanted = next(iter(requests.values()))
         unpack = partial(
             unpack_averaging_reply,
-            expected=ledger.reference,
+            expected=learners.reference,
             measured=bool(wanted.get("measure")) or wanted.get("send") == "violated",
             must_send=bool(step.startswith("query")),
         )
         answers = strategy.accept(collected, unpack, at_least=at_least)
         if not step:
-            ledger = self._learn_names(ledger)
+            learners = self._learn_names(learners)
         # Once a round is under way a node goes by the name that it has, whatever it tells now.
         names = {strategy._nodes.name(node): name for name, node in self.ids.items()}
         replies = {names[answer.node]: answer.value for answer in answers}
         there = [name for name, reply in replies.items() if not reply.needs_model]
-        self.ledger = ledger.acknowledge(there)
+        self.learners = learners.acknowledge(there)
         # Whoever answered what cannot be used begins anew; whoever did not answer need not.
         spoke = {
             names[strategy._nodes.name(m.metadata.src_node_id)]
             for m in collected
             if m.has_content()
         }
-        strangers = spoke - set(replies)
-        self.ledger = self.ledger.forget(strangers)
+        newcomers = spoke - set(replies)
+        self.learners = self.learners.forget(newcomers)
         # And it is out of this round, whatever it had reported before.
-        self.replies = {n: r for n, r in self.replies.items() if n not in strangers}
+        self.replies = {n: r for n, r in self.replies.items() if n not in newcomers}
         models = sum(reply.arrays is not None for reply in replies.values())
         self.tally = self.tally.plus(models_up=models)
         return replies
 
-    def _learn_names(self, ledger: Ledger) -> Ledger:
+    def _learn_names(self, learners: LearnerState) -> LearnerState:
         """Go by the names that replies have told, where a node had been known by its id only."""
         now = {name: self.strategy._nodes.name(node) for name, node in self.ids.items()}
         self.ids = {now[name]: node for name, node in self.ids.items()}
-        return ledger.renamed({old: new for old, new in now.items() if old != new})
+        return learners.renamed({old: new for old, new in now.items() if old != new})
 
     def _record(self, version: int) -> ArrayRecord:
         if version not in self._records:
-            ledger = self.ledger
-            is_reference = version == ledger.reference_version
-            model = ledger.reference if is_reference else ledger.models[version]
+            learners = self.learners
+            is_reference = version == learners.reference_version
+            model = learners.reference if is_reference else learners.models[version]
             self._records[version] = to_record(model)
         return self._records[version]

@@ -30,8 +30,7 @@ from gems_flwr.server.exchange import Answer, Exchange
 from gems_flwr.server.log import log_event, without_clashes
 from gems_flwr.server.nodes import Nodes, wait_for_nodes
 from gems_flwr.server.replay import play_despite_replies
-from gems_flwr.server.round_log import RoundLog
-from gems_flwr.server.run_folder import owning_its_folder
+from gems_flwr.server.round_log import RoundLog, owning_its_folder
 from gems_flwr.server.settings import LoopSettings
 from gems_flwr.server.state import RoundOutcome, RoundRecord, RunResult, ServerState
 from gems_flwr.typing import Arrays
@@ -294,12 +293,12 @@ class RoundLoop(LoopSettings, Strategy):
         self._nodes = Nodes()
         self.prepare(to_numpy(initial_arrays), num_rounds)
         rounds = num_rounds if self.rounds_needed is None else self.rounds_needed
-        journal = self._open_journal(initial_arrays)
-        state = self._begin(initial_arrays, journal, evaluate_fn)
+        round_log = self._open_round_log(initial_arrays)
+        state = self._begin(initial_arrays, round_log, evaluate_fn)
         self._log_start(state, rounds)
         counted = grid.total
         if state.round < rounds:
-            self._meet_nodes(grid, journal)
+            self._meet_nodes(grid, round_log)
 
         stopped_because = self.reason_to_stop(state)
         while state.round < rounds and not stopped_because:
@@ -308,10 +307,10 @@ class RoundLoop(LoopSettings, Strategy):
                 state = self.rename_nodes(state, names)
             exchange = Exchange(
                 server_round=number,
-                roster=self._nodes,
+                nodes=self._nodes,
                 grid=grid,
                 timeout=timeout,
-                inbox=journal.files if journal and self.keep_replies else None,
+                inbox=round_log.files if round_log and self.keep_replies else None,
                 callbacks=self.callbacks,
                 return_seconds=self.return_seconds,
                 max_reply_bytes=self.max_reply_bytes,
@@ -333,8 +332,8 @@ class RoundLoop(LoopSettings, Strategy):
             )
             counted = grid.total
             state = state.after(record, outcome)
-            if journal:
-                journal.save(state)
+            if round_log:
+                round_log.save(state)
             log_event("round_end", **_logged(record))
             for callback in self.callbacks:
                 callback.on_round_end(record)
@@ -365,7 +364,7 @@ class RoundLoop(LoopSettings, Strategy):
             return play({})  # to play it again everybody would have to train again
         return play_despite_replies(play, lambda: self._exchange)
 
-    def _open_journal(self, initial_arrays: ArrayRecord) -> RoundLog | None:
+    def _open_round_log(self, initial_arrays: ArrayRecord) -> RoundLog | None:
         if self.checkpoint_dir is None:
             return None
         return RoundLog(
@@ -376,14 +375,17 @@ class RoundLoop(LoopSettings, Strategy):
         )
 
     def _begin(
-        self, initial_arrays: ArrayRecord, journal: RoundLog | None, evaluate_fn: EvaluateFn | None
+        self,
+        initial_arrays: ArrayRecord,
+        round_log: RoundLog | None,
+        evaluate_fn: EvaluateFn | None,
     ) -> ServerState:
         def fresh() -> ServerState:
             arrays = to_numpy(initial_arrays)
             first = RoundRecord(0, server_metrics=_evaluate(evaluate_fn, 0, arrays))
             return ServerState(arrays, (first,))
 
-        return journal.open(fresh, resume=self.resume) if journal else fresh()
+        return round_log.open(fresh, resume=self.resume) if round_log else fresh()
 
     def _log_start(self, state: ServerState, rounds: int) -> None:
         log_event("start", strategy=self._name, rounds=rounds, done=state.round)
@@ -406,13 +408,13 @@ class RoundLoop(LoopSettings, Strategy):
     def _name(self) -> str:
         return type(self).__name__
 
-    def _meet_nodes(self, grid: MeteredGrid, journal: RoundLog | None) -> None:
+    def _meet_nodes(self, grid: MeteredGrid, round_log: RoundLog | None) -> None:
         """Wait for the nodes, and learn their names where they are needed beforehand."""
         nodes = self._connected(grid, self.wait_for_nodes or self.min_nodes)
         self._nodes.settle(grid)
         # Names are needed beforehand to tell nodes apart, and to recognise replies that were
         # kept. Otherwise they come with the replies, and one-round methods stay at one round.
-        if self.needs_names() or (journal and journal.files.has_replies()):
+        if self.needs_names() or (round_log and round_log.files.has_replies()):
             self._nodes.ask_names(grid, nodes, self.wait_seconds)
 
     def _connected(self, grid: Grid, wanted: int) -> list[int]:

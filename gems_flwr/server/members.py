@@ -41,11 +41,29 @@ def split_members(arrays: Arrays) -> dict[str, dict[str, NDArray]]:
 
 
 def join_models(models: Mapping[str, Arrays]) -> dict[str, NDArray]:
-    """Return the arrays of several models, by name, as those that `MultiModel` starts from."""
+    """Return the arrays of several models, by name, as those that `MultiModel` starts from.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gems_flwr import join_models
+    >>> list(join_models({"faces": {"w": np.zeros(2)}, "my words": {"w": np.zeros(3)}}))
+    ['member/faces/w', 'member/my%20words/w']
+    """
     return join_members(models)
 
 
 def split_models(arrays: Arrays) -> dict[str, dict[str, NDArray]]:
-    """Return the models that `join_models` joined, by name; one model alone is named ``model``."""
+    """Return the models that `join_models` joined, by name; one model alone is named ``model``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gems_flwr import join_models, split_models
+    >>> split_models(join_models({"faces": {"w": np.ones(2)}}))
+    {'faces': {'w': array([1., 1.])}}
+    >>> split_models({"w": np.ones(2)})
+    {'model': {'w': array([1., 1.])}}
+    """
     members = split_members(arrays)
     return {ONLY_MODEL: members[""]} if set(members) == {""} else members

@@ -58,6 +58,6 @@ def play_despite_replies(
             except Exception:  # not these, then, or not these alone
                 continue
             for node in barred:
-                log_warning("left_out", node=first.roster.name(node), reason=reason)
+                log_warning("left_out", node=first.nodes.name(node), reason=reason)
             return outcome
         raise

@@ -1,7 +1,4 @@
-"""Listeners of the round loop: progress bars, loggers, anything that only watches.
-
-What every strategy can be told, and in which range: the settings of the round loop.
-"""
+"""What every strategy can be told, and in which range; listeners of the round loop."""
 
 from __future__ import annotations
 

@@ -1,19 +1,15 @@
-"""The ball (c, r) of good-enough models.
+"""The ball (c, r) of good-enough models, and a node's set of balls.
 
 Model Aggregation via Good-Enough Model Spaces (2019), Section 3.1:
-``H_k = {w : |c_k - w| <= r_k}``, one centre and one radius per node.
-
-Decided here: a radius of zero is allowed (the centre alone is good enough), a negative or
-NaN one is not; membership is tested in double precision with a relative tolerance of 1e-9.
-
-A node's set of balls: their union.
+``H_k = {w : |c_k - w| <= r_k}``, one centre and one radius per node. Decided here: a radius of zero
+is allowed (the centre alone is good enough), a negative or NaN one is not; membership is tested in
+double precision with a relative tolerance of 1e-9.
 
 Knowledge Aggregation via Good-Enough Model Spaces (2018), Section 4.1 and Algorithm 1: when
 the balls of the learners do not intersect, every learner retrains from new initial weights
-and adds the new ball to its set, round after round.
-
-Decided here: the printed algorithm empties the sets in every pass of the loop (line 2 stands
-inside the ``while``), which contradicts the text. We follow the text: sets only grow.
+and adds the new ball to its set, round after round; the set is their union. Decided here: the
+printed algorithm empties the sets in every pass of the loop (line 2 stands inside the ``while``),
+which contradicts the text. We follow the text: sets only grow.
 """
 
 from __future__ import annotations

@@ -2,24 +2,22 @@
 
 Beyond the papers (2019, Section 4.6 asks for richer spaces). A node sends, for each class c
 that it holds, the count, mean and covariance of the *inputs of the linear layer*; a class
-may be cut into several clusters, each an entry of its own. For a rival j::
+may be cut into several clusters, each a component of its own. For a rival j::
 
     m_cj = (w_c - w_j)^T mu_c + b_c - b_j        mean of the margin
     v_cj = (w_c - w_j)^T Sigma_c (w_c - w_j)     variance of the margin
 
 A layer is good enough if ``m_cj >= kappa(epsilon) * sqrt(v_cj)`` and ``m_cj > 0`` for every
-entry and rival: a second-order cone, convex for epsilon of at least 1/2. A class that the
+component and rival: a second-order cone, convex for epsilon of at least 1/2. A class that the
 node never saw is only ever a rival, so missing classes need no correction.
 
 Decided here: ``kappa`` is the normal quantile (``gaussian``) or ``sqrt(eps / (1 - eps))``
 (``cantelli``), which by Cantelli's inequality holds for *any* distribution with these
 moments. Strictness (``m > 0``) keeps out the zero layer, which ties on every sample.
 
-Margins of a linear layer on class moments, and the distance to the cone they span.
-
-Every constraint ``kappa * sqrt(v) - m <= 0`` of a class-moment cone is positively
-homogeneous and convex, so its gradient at any point is a half-space through the origin that
-holds the whole cone. The projection onto finitely many such half-spaces is a small
+The distance to the cone: every constraint ``kappa * sqrt(v) - m <= 0`` is positively homogeneous
+and convex, so its gradient at any point is a half-space through the origin that holds the whole
+cone. The projection onto finitely many such half-spaces is a small
 non-negative least-squares problem; adding the ones that the projection violates drives the
 distance up to the true one. The same half-spaces serve `gems_flwr.intersect.mixed`.
 """
@@ -70,16 +68,16 @@ class ClassMomentCone:
     ----------
     num_classes : int
         Classes of the task, at least 2, whether the node holds them or not.
-    labels : int array of shape (entries,)
-        Class of each entry, from 0 to ``num_classes - 1``.
-    counts : int array of shape (entries,)
-        Samples behind each entry, at least 1.
-    means : array of shape (entries, features), float32 or int8
-        Mean input of each entry.
+    labels : int array of shape (components,)
+        Class of each component, from 0 to ``num_classes - 1``.
+    counts : int array of shape (components,)
+        Samples behind each component, at least 1.
+    means : array of shape (components, features), float32 or int8
+        Mean input of each component.
     covariance : FullCovariance or LowRankCovariance
-        Spread of the inputs of each entry.
+        Spread of the inputs of each component.
     epsilon : float
-        Share of each entry to be told from each rival, in [0.5, 1).
+        Share of each component to be told from each rival, in [0.5, 1).
     rule : {"gaussian", "cantelli"}
         How ``epsilon`` becomes a number of standard deviations.
     total_count : int
@@ -114,22 +112,22 @@ class ClassMomentCone:
         set_ = object.__setattr__
         set_(self, "num_classes", check_integer("num_classes", self.num_classes, 2, MAX_CLASSES))
         set_(self, "labels", check_array("labels", self.labels, (None,), MAX_CLASSES, np.int64))
-        entries, most = int(self.labels.size), MAX_POOLED_EXAMPLES
+        components, most = int(self.labels.size), MAX_POOLED_EXAMPLES
         classes = [*self.labels.tolist(), *self.withheld]
         if not all(0 <= c < self.num_classes for c in classes):
             raise SpaceError("labels", f"classes 0 to {self.num_classes - 1}", sorted(set(classes)))
-        set_(self, "counts", check_array("counts", self.counts, (entries,), most, np.int64))
+        set_(self, "counts", check_array("counts", self.counts, (components,), most, np.int64))
         if int(self.counts.min()) < 1:
             raise SpaceError("counts", "at least 1 each", int(self.counts.min()))
-        if self.covariance.shape[0] != entries:
-            raise SpaceError("covariance", f"{entries} entries", self.covariance.shape[0])
+        if self.covariance.shape[0] != components:
+            raise SpaceError("covariance", f"{components} components", self.covariance.shape[0])
         set_(self, "means", check_values("means", self.means, self.covariance.shape))
         set_(self, "epsilon", check_number("epsilon", self.epsilon, 0.5, 1 - 1e-9))
         if self.rule not in ("gaussian", "cantelli"):
             raise SpaceError("rule", "gaussian or cantelli", repr(self.rule))
         set_(self, "withheld", tuple(int(c) for c in self.withheld))
         if len(set(self.withheld)) < len(self.withheld):
-            raise SpaceError("withheld", "each class once", f"{len(self.withheld)} entries")
+            raise SpaceError("withheld", "each class once", f"{len(self.withheld)} classes")
         set_(self, "withheld_count", check_integer("withheld_count", self.withheld_count, 0, most))
         sent = sum(self.counts.tolist())
         stated = self.total_count or sent + self.withheld_count
@@ -163,7 +161,7 @@ class ClassMomentCone:
         return kappa(self.epsilon, self.rule)
 
     def margins(self, w: ArrayLike) -> ConeMargins:
-        """Return mean and deviation of every entry's margin over every rival."""
+        """Return mean and deviation of every component's margin over every rival."""
         weight, bias = unflatten_linear(w, self.num_classes, self.num_features)
         return ConeMargins.of(self, weight, bias)
 
@@ -172,7 +170,7 @@ class ClassMomentCone:
         return float(self.margins(w).slack(self.kappa).min())
 
     def contains(self, w: ArrayLike) -> bool:
-        """Return whether every entry is told from every rival well enough."""
+        """Return whether every component is told from every rival well enough."""
         margins = self.margins(w)
         return bool(margins.slack(self.kappa).min() >= 0 and margins.mean.min() > 0)
 
@@ -188,15 +186,15 @@ class ClassMomentCone:
     def guaranteed_accuracy(self, w: ArrayLike) -> float:
         """Return the accuracy on the node's sent samples that Cantelli guarantees.
 
-        Per entry ``1 - sum_j v / (v + m^2)`` over the rivals with positive margin (union
+        Per component ``1 - sum_j v / (v + m^2)`` over the rivals with positive margin (union
         bound; 0 if any margin is not positive), weighted by the counts.
         """
         failures = self.margins(w).cantelli_failure().sum(axis=1)
         safe = np.clip(1 - failures, 0, 1)
         return float((safe * self.counts).sum() / self.counts.sum())
 
-    def without_entries(self, gone: NDArray[np.bool_]) -> ClassMomentCone | None:
-        """Return the cone without some of its entries; None if nothing is left."""
+    def without_components(self, gone: NDArray[np.bool_]) -> ClassMomentCone | None:
+        """Return the cone without some of its components; None if nothing is left."""
         if not gone.any():
             return self
         if gone.all():
@@ -275,7 +273,7 @@ class ClassMomentCone:
 
 
 def mean_values(cone: ClassMomentCone) -> NDArray[np.float64]:
-    """Return the means of a cone's entries in double precision."""
+    """Return the means of a cone's components in double precision."""
     return dense(cone.means).astype(np.float64)
 
 
@@ -285,7 +283,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ConeMargins:
-    """Mean and standard deviation of margins, shape (entries, classes - 1) each.
+    """Mean and standard deviation of margins, shape (components, classes - 1) each.
 
     ``rivals[e, i]`` is the class against which ``mean[e, i]`` is taken.
     """
@@ -296,35 +294,35 @@ class ConeMargins:
 
     @classmethod
     def of(cls, cone: ClassMomentCone, weight: Float, bias: Float) -> ConeMargins:
-        """Compute the margins of one layer on all entries of a cone."""
+        """Compute the margins of one layer on all components of a cone."""
         labels = cone.labels
         rivals = np.array([np.delete(np.arange(cone.num_classes), c) for c in labels])
         scores = dense(cone.means).astype(np.float64) @ weight.T + bias
         own = np.take_along_axis(scores, labels[:, None], axis=1)
         mean = own - np.take_along_axis(scores, rivals, axis=1)
         variance = np.empty_like(mean)
-        for entry, label in enumerate(labels):
-            differences = weight[label] - weight[rivals[entry]]
-            variance[entry] = (differences * spread(cone, entry, differences)).sum(axis=1)
+        for component, label in enumerate(labels):
+            differences = weight[label] - weight[rivals[component]]
+            variance[component] = (differences * spread(cone, component, differences)).sum(axis=1)
         return cls(mean, np.sqrt(np.maximum(variance, 0)), rivals)
 
     def slack(self, kappa: float) -> Float:
-        """Return ``m - kappa * sqrt(v)`` for every entry and rival."""
+        """Return ``m - kappa * sqrt(v)`` for every component and rival."""
         return np.asarray(self.mean - kappa * self.deviation)
 
     def cantelli_failure(self) -> Float:
-        """Return the largest share of an entry that a rival can take."""
+        """Return the largest share of a component that a rival can take."""
         variance, squared_mean = self.deviation**2, self.mean**2
         share = variance / np.maximum(variance + squared_mean, 1e-300)
         return np.asarray(np.where(self.mean > 0, share, 1.0))
 
 
-def spread(cone: ClassMomentCone, entry: int, rows: Float) -> Float:
-    """Return ``rows @ Sigma`` for one entry, without building a low-rank Sigma."""
+def spread(cone: ClassMomentCone, component: int, rows: Float) -> Float:
+    """Return ``rows @ Sigma`` for one component, without building a low-rank Sigma."""
     if isinstance(cone.covariance, FullCovariance):
-        return np.asarray(rows @ cone.covariance.matrices[entry].astype(np.float64))
-    factor = cone.covariance.factor(entry).astype(np.float64)
-    only = slice(entry, entry + 1)
+        return np.asarray(rows @ cone.covariance.matrices[component].astype(np.float64))
+    factor = cone.covariance.factor(component).astype(np.float64)
+    only = slice(component, component + 1)
     variances = dense(cone.covariance.deviations, only)[0].astype(np.float64) ** 2
     return np.asarray((rows @ factor) @ factor.T + rows * variances)
 
@@ -332,24 +330,24 @@ def spread(cone: ClassMomentCone, entry: int, rows: Float) -> Float:
 def half_spaces(cone: ClassMomentCone, w: Float, kappa: float, above: float = 0.0) -> Float:
     """Return unit normals ``a`` with ``a . u <= 0`` for every ``u`` in the cone.
 
-    As rows, one per entry and rival whose constraint ``w`` violates by more than ``above``
+    As rows, one per component and rival whose constraint ``w`` violates by more than ``above``
     in units of the weights.
     """
     weight, bias = unflatten_linear(w, cone.num_classes, cone.num_features)
     margins = ConeMargins.of(cone, weight, bias)
     means = dense(cone.means).astype(np.float64)
     normals: list[Float] = []
-    for entry, label in enumerate(cone.labels):
-        slack = margins.slack(kappa)[entry]
+    for component, label in enumerate(cone.labels):
+        slack = margins.slack(kappa)[component]
         picked = np.flatnonzero(slack < 0)
-        differences = weight[label] - weight[margins.rivals[entry, picked]]
-        spreads = spread(cone, entry, differences)
+        differences = weight[label] - weight[margins.rivals[component, picked]]
+        spreads = spread(cone, component, differences)
         for row, index in enumerate(picked):
-            deviation = margins.deviation[entry, index]
+            deviation = margins.deviation[component, index]
             pull = kappa * spreads[row] / deviation if deviation > 1e-12 else 0 * spreads[row]
             gradient, offset = np.zeros_like(weight), np.zeros_like(bias)
-            gradient[label], offset[label] = pull - means[entry], -1.0
-            rival = margins.rivals[entry, index]
+            gradient[label], offset[label] = pull - means[component], -1.0
+            rival = margins.rivals[component, index]
             gradient[rival], offset[rival] = -gradient[label], 1.0
             normal = flatten_linear(gradient, offset)
             length = float(np.linalg.norm(normal))

@@ -1,16 +1,14 @@
-"""Covariances of the entries of a class-moment cone: full, or low rank plus diagonal.
+"""Covariances of the mixture components of a class-moment cone: full, or low rank plus diagonal.
 
 Beyond the papers, which name richer spaces as the way forward (2019, Section 4.6). A full
 covariance of D features is sent as its upper triangle, ``4 D (D + 1) / 2`` bytes. A low-rank
-one is ``F F^T + diag(s^2)``, with F of shape (D, r), r the same for all entries of a cone or not;
-F and s may be in int8.
-
-An array in eight bits: signed codes times a scale per group.
+one is ``F F^T + diag(s^2)``, with F of shape (D, r), r the same for all components or not; F and
+s may be in int8.
 
 The papers send 32-bit weights. A class moment needs less: the covariance factor only has to
-give the spread of a margin. Codes run from -127 to 127, the scale is the largest
-absolute value of the group over 127, so that zero stays zero and rounding is off by half
-a step at most.
+give the spread of a margin. In eight bits an array is signed codes times a scale per group. Codes
+run from -127 to 127, the scale is the largest absolute value of the group over 127, so that zero
+stays zero and rounding is off by half a step at most.
 """
 
 from __future__ import annotations
@@ -125,7 +123,7 @@ Values = NDArray[np.float32] | QuantizedArray
 def dense(values: Values, *part: slice) -> NDArray[np.float32]:
     """Return plain float32 values, whether they are stored in int8 or not.
 
-    All of them, or a part of the first axes: of some entries, of some features.
+    All of them, or a part of the first axes: of some components, of some features.
     """
     return values.dense(*part) if isinstance(values, QuantizedArray) else values[part]
 
@@ -139,7 +137,7 @@ def check_values(key: str, values: object, shape: tuple[int | None, ...]) -> Val
 
 
 def select_values(values: Values, keep: NDArray[np.bool_]) -> Values:
-    """Return the values of some entries (the first axis), stored as they were."""
+    """Return the values of some components (the first axis), stored as they were."""
     if isinstance(values, QuantizedArray):
         scales = values.scales if len(values.scales) == 1 else values.scales[keep]
         return QuantizedArray(values.codes[keep], scales)
@@ -163,11 +161,11 @@ def unpack_values(key: str, arrays: Mapping[str, Any]) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FullCovariance:
-    """One symmetric positive semi-definite matrix per entry.
+    """One symmetric positive semi-definite matrix per component.
 
     Parameters
     ----------
-    matrices : float32 array of shape (entries, D, D)
+    matrices : float32 array of shape (components, D, D)
         Second central moments, divided by the count.
 
     Raises
@@ -202,21 +200,21 @@ class FullCovariance:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Entries and features."""
+        """Components and features."""
         return self.matrices.shape[0], self.matrices.shape[1]
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the upper triangles."""
-        entries, side = self.shape
-        return 4 * entries * side * (side + 1) // 2
+        components, side = self.shape
+        return 4 * components * side * (side + 1) // 2
 
     def dense_matrix(self, index: int) -> NDArray[np.float64]:
-        """Return one entry's covariance."""
+        """Return one component's covariance."""
         return np.asarray(self.matrices[index], dtype=np.float64)
 
     def select(self, keep: NDArray[np.bool_]) -> FullCovariance:
-        """Return some of the entries."""
+        """Return some of the components."""
         return FullCovariance(self.matrices[keep])
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
@@ -239,17 +237,17 @@ class FullCovariance:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LowRankCovariance:
-    """``F F^T + diag(deviations ** 2)`` per entry: positive semi-definite by construction.
+    """``F F^T + diag(deviations ** 2)`` per component: positive semi-definite by construction.
 
     Parameters
     ----------
-    factors : array of shape (entries, D, r), or (sum of ranks, D) with `ranks`; float32 or int8
+    factors : array of shape (components, D, r), or (sum of ranks, D) with `ranks`; float32 or int8
         Top eigenvectors times the square roots of their eigenvalues: as columns where all
-        entries have as many, as rows one entry after the other where they have not.
-    deviations : array of shape (entries, D), float32 or int8
+        components have as many, as rows one component after the other where they have not.
+    deviations : array of shape (components, D), float32 or int8
         Standard deviations of what the factors leave, not negative.
-    ranks : int array of shape (entries,), optional
-        Columns of each entry's factor, from 0 to D.
+    ranks : int array of shape (components,), optional
+        Columns of each component's factor, from 0 to D.
     """
 
     form: ClassVar[str] = "low_rank"
@@ -265,23 +263,25 @@ class LowRankCovariance:
         set_ = object.__setattr__
         if self.ranks is None:
             set_(self, "factors", check_values("factors", self.factors, (None, None, None)))
-            entries, features = self.factors.shape[:2]
+            components, features = self.factors.shape[:2]
         else:
             set_(self, "ranks", check_array("ranks", self.ranks, (None,), 1e9, np.int64))
-            entries, features = len(self.ranks), int(np.shape(self.deviations)[-1])
+            components, features = len(self.ranks), int(np.shape(self.deviations)[-1])
             lowest, highest = int(self.ranks.min()), int(self.ranks.max())
             if lowest < 0 or highest > features:
                 raise SpaceError("ranks", f"from 0 to {features}", f"{lowest} to {highest}")
             columns = int(self.ranks.sum())
             set_(self, "factors", check_values("factors", self.factors, (columns, features)))
-        set_(self, "deviations", check_values("deviations", self.deviations, (entries, features)))
+        set_(
+            self, "deviations", check_values("deviations", self.deviations, (components, features))
+        )
         lowest_deviation = float(dense(self.deviations).min())
         if lowest_deviation < 0:
             raise SpaceError("deviations", "values of at least 0", lowest_deviation)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Entries and features."""
+        """Components and features."""
         return self.deviations.shape[0], self.deviations.shape[1]
 
     @property
@@ -291,25 +291,25 @@ class LowRankCovariance:
         return int(self.factors.nbytes + self.deviations.nbytes + ranks)
 
     def rank(self, index: int) -> int:
-        """Return how many columns one entry's factor has."""
+        """Return how many columns one component's factor has."""
         return self.factors.shape[2] if self.ranks is None else int(self.ranks[index])
 
     def factor(self, index: int) -> NDArray[np.float32]:
-        """Return one entry's factor, of shape (D, r)."""
+        """Return one component's factor, of shape (D, r)."""
         if self.ranks is None:
             return np.asarray(dense(self.factors, slice(index, index + 1))[0])
         end = int(self.ranks[: index + 1].sum())
         return np.asarray(dense(self.factors, slice(end - self.rank(index), end)).T)
 
     def dense_matrix(self, index: int) -> NDArray[np.float64]:
-        """Return one entry's covariance."""
+        """Return one component's covariance."""
         factor = self.factor(index).astype(np.float64)
         matrix = factor @ factor.T
         matrix[np.diag_indices_from(matrix)] += dense(self.deviations)[index].astype(float) ** 2
         return np.asarray(matrix)
 
     def select(self, keep: NDArray[np.bool_]) -> LowRankCovariance:
-        """Return some of the entries."""
+        """Return some of the components."""
         deviations = select_values(self.deviations, keep)
         if self.ranks is None:
             return LowRankCovariance(select_values(self.factors, keep), deviations)

@@ -1,14 +1,12 @@
-"""Spaces as plain arrays and as safetensors files.
+"""Spaces as plain arrays, as safetensors files, and as a folder with a file for each node.
 
 For nodes that are never online together: a node writes its space, a server reads any number
 of them. No pickle anywhere: a file is a safetensors file whose metadata hold one JSON text and a
 checksum, and reading runs the same checks as building. Files without a checksum are of the time
 before there were any.
 
-A folder of spaces: one safetensors file per node, added to as nodes come in.
-
-A file is called as its node is. Where a name would make too long a file name, the file's begins
-like it and ends in a digest of it, and the name itself stands in the file's header.
+In a folder a file is called as its node is. Where a name would make too long a file name, the
+file's begins like it and ends in a digest of it, and the name itself stands in the file's header.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ Beyond the paper, all within Definition 2:
 - ``order``: whom to ask first.
 - The threshold may change from check to check, which is an open question of the paper's. Whatever
   it is at a check, the divergence after it is at most that. ``follow_loss=p`` sets it to
-  Δ·(loss / first loss)^p with a running mean of the nodes' in-place loss; ``target_rate=c`` steers
-  it so that a node moves c models per check on average.
+  Δ·(loss / first loss)^p with a running mean of the nodes' prequential loss; ``target_rate=c``
+  steers it so that a node moves c models per check on average.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gems_flwr.averaging.balancing import (
 from gems_flwr.averaging.synchronisation import Synchronisation
 from gems_flwr.averaging.threshold import following_loss, steered
 from gems_flwr.runtime.seeding import generator
-from gems_flwr.server.learner_state import Ledger, Tally
+from gems_flwr.server.learner_state import LearnerState, Tally
 from gems_flwr.server.local_learners import AskForModels, LocalLearners, Replies
 
 
@@ -92,16 +92,16 @@ class DynamicAveraging(LocalLearners):
         return self.check_every
 
     def request(
-        self, server_round: int, nodes: Sequence[str], ledger: Ledger
+        self, server_round: int, nodes: Sequence[str], learners: LearnerState
     ) -> Mapping[str, Mapping[str, Any]]:
         """Ask for the model on violation, or for the squared distance alone."""
         asked: dict[str, Any] = {"measure": True}
         if self.condition == "local" and server_round % self.check_every == 0:
-            asked = {"send": "violated", "delta": self._threshold(ledger)}
+            asked = {"send": "violated", "delta": self._threshold(learners)}
         return dict.fromkeys(nodes, asked)
 
     def synchronise(
-        self, server_round: int, ledger: Ledger, replies: Replies, ask: AskForModels
+        self, server_round: int, learners: LearnerState, replies: Replies, ask: AskForModels
     ) -> Synchronisation:
         """Balance violations with as few models as the rule needs."""
         weights = self.rule.fair([self.weight(reply) for reply in replies.values()])
@@ -110,30 +110,30 @@ class DynamicAveraging(LocalLearners):
             for (name, reply), weight in zip(replies.items(), weights, strict=True)
         }
         violators = {name: r.arrays for name, r in replies.items() if r.arrays is not None}
-        rule = self._rule(self._threshold(ledger))
+        rule = self._rule(self._threshold(learners))
         rng = generator(self.seed, "balance", server_round)
-        balancing = Balancing.begin(rule, ledger.coordinator, reports, violators)
+        balancing = Balancing.begin(rule, learners.coordinator, reports, violators)
         while names := balancing.query(rng):
             models = ask(names)
             balancing = balancing.receive(models, lost=[n for n in names if n not in models])
         return balancing.finish()
 
-    def adapted(self, ledger: Ledger, before: Tally, after: Tally) -> Ledger:
+    def adapted(self, learners: LearnerState, before: Tally, after: Tally) -> LearnerState:
         """Move the threshold, if it is to move."""
         batches = after.batches - before.batches
         if self.follow_loss and batches:
             loss = (after.cumulative_loss - before.cumulative_loss) / batches
-            delta, losses = following_loss(self.delta, self.follow_loss, ledger.losses, loss)
-            return dataclasses.replace(ledger, delta=delta, losses=losses)
+            delta, losses = following_loss(self.delta, self.follow_loss, learners.losses, loss)
+            return dataclasses.replace(learners, delta=delta, losses=losses)
         if self.target_rate is not None:
-            moved = 2 * sum(n for r, n in after.synchronisations if r == ledger.round)
-            rate = moved / max(1, len(ledger.known))
-            delta = steered(self._threshold(ledger), rate, self.target_rate)
-            return dataclasses.replace(ledger, delta=delta)
-        return ledger
+            moved = 2 * sum(n for r, n in after.synchronisations if r == learners.round)
+            rate = moved / max(1, len(learners.known))
+            delta = steered(self._threshold(learners), rate, self.target_rate)
+            return dataclasses.replace(learners, delta=delta)
+        return learners
 
-    def _threshold(self, ledger: Ledger) -> float:
-        return ledger.delta or self.delta
+    def _threshold(self, learners: LearnerState) -> float:
+        return learners.delta or self.delta
 
     def _rule(self, delta: float) -> BalancingRule:
         return BalancingRule(

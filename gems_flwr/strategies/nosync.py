@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from gems_flwr import scoring
 from gems_flwr.averaging.synchronisation import Synchronisation
-from gems_flwr.server.learner_state import Ledger
-from gems_flwr.server.local_learners import AskForModels, LocalLearners, Replies, Turn
+from gems_flwr.server.learner_state import LearnerState
+from gems_flwr.server.local_learners import AskForModels, LearnerRound, LocalLearners, Replies
 from gems_flwr.server.members import join_members
 
 
@@ -39,21 +39,21 @@ class NoSync(LocalLearners):
         return self.report_every
 
     def request(
-        self, server_round: int, nodes: Sequence[str], ledger: Ledger
+        self, server_round: int, nodes: Sequence[str], learners: LearnerState
     ) -> Mapping[str, Mapping[str, Any]]:
         """Ask for nothing."""
         return {name: {} for name in nodes}
 
     def synchronise(
-        self, server_round: int, ledger: Ledger, replies: Replies, ask: AskForModels
+        self, server_round: int, learners: LearnerState, replies: Replies, ask: AskForModels
     ) -> Synchronisation:
         """Change nothing."""
-        return Synchronisation(ledger.coordinator)
+        return Synchronisation(learners.coordinator)
 
-    def close(self, turn: Turn) -> None:
+    def close(self, current: LearnerRound) -> None:
         """Collect the models, side by side."""
         if self.final_sync:
-            turn.arrays = join_members(turn.all_models())
+            current.arrays = join_members(current.all_models())
 
     def score(self, members: Sequence[NDArray], labels: NDArray) -> dict[str, float]:
         """Return the mean over the models of each one's score."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from gems_flwr.averaging.synchronisation import Synchronisation
 from gems_flwr.runtime.seeding import generator
-from gems_flwr.server.learner_state import Ledger
+from gems_flwr.server.learner_state import LearnerState
 from gems_flwr.server.local_learners import AskForModels, LocalLearners, Replies
 
 
@@ -46,7 +46,7 @@ class PeriodicAveraging(LocalLearners):
         return self.b
 
     def request(
-        self, server_round: int, nodes: Sequence[str], ledger: Ledger
+        self, server_round: int, nodes: Sequence[str], learners: LearnerState
     ) -> Mapping[str, Mapping[str, Any]]:
         """Ask the chosen nodes for their models, if an averaging is due."""
         if server_round % self.b:
@@ -57,12 +57,12 @@ class PeriodicAveraging(LocalLearners):
         return {name: {"send": "always"} if name in chosen else {} for name in nodes}
 
     def synchronise(
-        self, server_round: int, ledger: Ledger, replies: Replies, ask: AskForModels
+        self, server_round: int, learners: LearnerState, replies: Replies, ask: AskForModels
     ) -> Synchronisation:
         """Average the models that came."""
         sent = {name: r.arrays for name, r in replies.items() if r.arrays is not None}
         if not sent:
-            return Synchronisation(ledger.coordinator)
+            return Synchronisation(learners.coordinator)
         weights = [self.weight(replies[name]) for name in sent]
         full = len(sent) == len(replies)
-        return Synchronisation.of_models(self.rule, ledger.coordinator, sent, weights, full=full)
+        return Synchronisation.of_models(self.rule, learners.coordinator, sent, weights, full=full)

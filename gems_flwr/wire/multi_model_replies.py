@@ -1,4 +1,4 @@
-"""Replies about several models: what nodes have, and the parts of each model; see `multi_model`."""
+"""Replies about several models: what nodes have, and the part about each; see `ModelsRequest`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""JSON that somebody else wrote.
-
-Arrays in and out of Flower's records, and the checks on arrays that somebody else sent.
-
-How large a message is and which round it belongs to: what the meter asks.
-"""
+"""Flower's records: arrays in and out, JSON that somebody else wrote, how large a message is."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from gems_flwr.averaging.balancing import Balancing, BalancingRule, LocalReport
 from gems_flwr.averaging.synchronisation import Coordinator
 from gems_flwr.client.dynamic_averaging_mod import dynamic_averaging_mod
-from gems_flwr.client.faults import node_name
+from gems_flwr.client.fault_reply_mod import node_name
 from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from gems_flwr.runtime.metered_grid import MeteredGrid
 from gems_flwr.strategies.dynamic_averaging import DynamicAveraging

@@ -1,4 +1,4 @@
-"""The objective of class-moment cones as one would write it first: all entries at once.
+"""The objective of class-moment cones as one would write it first: all components at once.
 
 Every factor in double precision, and automatic differentiation through all of it. What
 `gems_flwr.intersect.cone_objective` is measured against, in the benchmark and in tests.
@@ -47,7 +47,7 @@ class PlainObjective:
         scores = self.means @ weight.T + bias
         rows = torch.arange(len(self.labels))
         margin = scores[rows, self.labels][:, None] - scores
-        # Of w_c - w_j for every entry, its class c and every class j: (entries, classes, D).
+        # Of w_c - w_j for every component, its class c and every class j: (components, classes, D).
         differences = weight[self.labels][:, None, :] - weight
         seen = differences @ self.factors
         variance = (seen**2).sum(dim=2) + (differences**2 @ self.variances[..., None])[..., 0]

@@ -19,7 +19,7 @@ from gems_flwr.client_sampling import (
     draw_assignment,
     optimal_probabilities,
 )
-from gems_flwr.strategies.multi_model.model_state import Book
+from gems_flwr.strategies.multi_model.multi_model_state import MultiModelState
 from simulations.models import lenet, mlp
 
 _MODELS = 10
@@ -52,13 +52,13 @@ def memory(nodes: int, models: int, weights: int) -> tuple[float, float]:
     Returns
     -------
     tuple of float
-        Predicted, nodes × models × weights × 4, and counted after filling a book.
+        Predicted, nodes × models × weights × 4, and counted after filling the state.
     """
-    book = Book(run="bench")
+    state = MultiModelState(run="bench")
     for model in range(models):
         vectors = {str(n): np.zeros(weights, dtype=np.float32) for n in range(nodes)}
-        book.old[str(model)] = vectors
-    return 4.0 * nodes * models * weights, float(book.details([])["server_memory_bytes"])
+        state.old[str(model)] = vectors
+    return 4.0 * nodes * models * weights, float(state.details([])["server_memory_bytes"])
 
 
 def report(console: Console, quick: bool) -> None:

@@ -471,7 +471,7 @@ def experiment_of(config: str, own_data: str | None = None) -> Experiment:
                 f"partition-id, not with data='{own_data}'"
             )
         # Here, because it is built on this module.
-        from simulations.experiment.several_models import MultiModelExperiment
+        from simulations.experiment.multi_model_experiment import MultiModelExperiment
 
         return MultiModelExperiment(parsed)
     return Experiment(parsed, own_data)

@@ -9,7 +9,7 @@ read in `runs` and averaged in `summary`; what needs more than a line is explain
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from simulations.report import multi_model
+from simulations.report import multi_model_table
 from simulations.report.runs import Run
 from simulations.report.summary import (
     Method,
@@ -110,7 +110,7 @@ def _sd(value: Spread | None) -> float | None:
 
 
 def _relative(summary: SettingSummary, method: Method) -> Spread | None:
-    rows = multi_model.models_rows(summary)
+    rows = multi_model_table.models_rows(summary)
     return next((row.relative for row in rows if row.method is method), None)
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from simulations.report.figures import COLOURS, MARKERS, Style, new_figure, write_heading
 from simulations.report.labels_plot import COLOUR_MAP
-from simulations.report.multi_model import FULL, models_of, models_rows, several_models
+from simulations.report.multi_model_table import FULL, models_of, models_rows, several_models
 from simulations.report.runs import Run
 from simulations.report.summary import Method, SettingSummary
 

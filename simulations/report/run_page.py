@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from simulations.report import multi_model
+from simulations.report import multi_model_table
 from simulations.report.columns import Column
 from simulations.report.pages import LONG_LIST, caption, document, figure, folded, note
 from simulations.report.run_plots import Plot
@@ -116,7 +116,7 @@ def _setting_section(
     models = models_table(summary)
     if models is not None:
         parts.append(f"<h3>Accuracy of every model</h3>\n{html_table(models)}")
-        parts.append(caption(multi_model.CAPTION))
+        parts.append(caption(multi_model_table.CAPTION))
     if plots:
         shown = (figure(plot.path, f"{plot.title}: {plot.description}") for plot in plots)
         parts.append(f'<div class="plots">{"".join(shown)}</div>')

@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from simulations.report import multi_model
+from simulations.report import multi_model_table
 from simulations.report.columns import COLUMNS, METHOD_FIELDS, RUN_COLUMNS, RUN_FIELDS, Column
 from simulations.report.runs import Run
 from simulations.report.summary import SettingSummary
@@ -37,10 +37,10 @@ def methods_table(summary: SettingSummary, columns: Sequence[Column]) -> TextTab
 
 def models_table(summary: SettingSummary) -> TextTable | None:
     """Return the accuracy of every model, where there are several."""
-    rows, models = multi_model.models_rows(summary), multi_model.models_of(summary)
+    rows, models = multi_model_table.models_rows(summary), multi_model_table.models_of(summary)
     if not rows:
         return None
-    texts = [multi_model.texts(row, models) for row in rows]
+    texts = [multi_model_table.texts(row, models) for row in rows]
     return TextTable.of(texts[0], (text.values() for text in texts))
 
 
@@ -71,7 +71,7 @@ def print_tables(settings: Sequence[SettingSummary], console: Console) -> None:
         console.print()
         models = models_table(summary)
         if models is not None:
-            print_table(models, console, caption=multi_model.CAPTION)
+            print_table(models, console, caption=multi_model_table.CAPTION)
             console.print()
     console.print(Text(caption_of(columns), style="dim"))
 

@@ -62,7 +62,7 @@ STUDIES: dict[str, Study] = {
             minutes=5,
         ),
         Study(
-            name="multi_model",
+            name="multi_model_rates",
             about="A learning rate for several models at once, chosen without the test data.",
             where="Slides 2025, Table I",
             minutes=20,

@@ -1,8 +1,9 @@
 """Learning from a stream: for each batch measure, then step.
 
-The loss that counts is that of the model as it was *before* the batch (in-place loss, Kamp et al.
-2018, Equation 1). Following Keras, and the measurements that these runs are compared with, a batch
-counts with the mean loss of its samples, and gradients are means likewise.
+The loss that counts is that of the model as it was *before* the batch (prequential
+loss; in-place loss in Kamp et al. 2018, Equation 1). Following Keras, and the measurements that
+these runs are compared with, a batch counts with the mean loss of its samples, and gradients are
+means likewise.
 """
 
 from __future__ import annotations

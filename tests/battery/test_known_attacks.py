@@ -308,10 +308,10 @@ def test_a_reply_that_breaks_a_round_unforeseen_is_found_and_left_out(liars, tmp
 
 
 class BreaksLocally(PeriodicAveraging):
-    def synchronise(self, server_round, ledger, replies, ask):
+    def synchronise(self, server_round, learners, replies, ask):
         if any((reply.arrays["bias"] == 77).any() for reply in replies.values()):
             raise KeyError("77")
-        return super().synchronise(server_round, ledger, replies, ask)
+        return super().synchronise(server_round, learners, replies, ask)
 
 
 class BreaksSpaces(Gems):

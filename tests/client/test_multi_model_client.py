@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from gems_flwr.client.gradients import corrected_gradients
 from gems_flwr.client.task import Report, Task, TaskSet
 from gems_flwr.client.task_app import task_client_app
-from gems_flwr.client_sampling import data_shares, draw_assignment, uniform_probabilities
+from gems_flwr.client_sampling import data_shares, draw_assignment, optimal_probabilities
 from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from gems_flwr.runtime.seeding import generator
 from gems_flwr.server.members import join_models, split_models
@@ -94,7 +94,7 @@ def textbook_scaffold(rounds, steps, budget, seed):
     """
     names = list(SIZES)
     counts = np.array([[5 + node] * 2 for node in range(NODES)])
-    shares, p = data_shares(counts), uniform_probabilities(counts, budget, 2)
+    shares, p = data_shares(counts), optimal_probabilities(counts > 0, budget, 2)
     x = {m: flat(start()[m]) for m in names}
     c = {m: np.zeros_like(x[m]) for m in names}
     c_i = {(i, m): np.zeros_like(x[m]) for i in range(NODES) for m in names}

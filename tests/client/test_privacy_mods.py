@@ -95,9 +95,9 @@ def test_what_dynamic_averaging_reports_is_made_from_noised_models_too():
     distances = []
 
     class Watching(DynamicAveraging):
-        def synchronise(self, server_round, ledger, replies, ask):
+        def synchronise(self, server_round, learners, replies, ask):
             distances.extend(reply.squared_distance for reply in replies.values())
-            return super().synchronise(server_round, ledger, replies, ask)
+            return super().synchronise(server_round, learners, replies, ask)
 
     start(Watching(delta=1e9, final_sync=False), app)
     # Unclipped and without noise it would be 8, 32, 72; clipped alone 0.25 for all.

@@ -62,19 +62,19 @@ def test_a_flipped_bit_of_a_kept_reply_has_the_node_asked_again(tmp_path):
 
 
 def test_a_flipped_bit_of_the_history_is_noticed(tmp_path):
-    journal = RoundLog(tmp_path, strategy="S", seed=0, model=MODEL)
+    round_log = RoundLog(tmp_path, strategy="S", seed=0, model=MODEL)
     records = (RoundRecord(0), RoundRecord(1, server_metrics={"accuracy": 0.75}))
-    journal.begin(ServerState(MODEL, records[:1]))
-    journal.save(ServerState(MODEL, records))
+    round_log.begin(ServerState(MODEL, records[:1]))
+    round_log.save(ServerState(MODEL, records))
     path = tmp_path / "rounds.jsonl"
     whole = path.read_bytes()
     # All but the last sign, a line break that a torn file may lack.
     for damaged in flips(whole[:-1]):
         path.write_bytes(damaged + whole[-1:])
         with pytest.raises(CheckpointError, match=r"rounds\.jsonl"):
-            journal.load()
+            round_log.load()
     path.write_bytes(whole)
-    assert journal.load().history == records
+    assert round_log.load().history == records
 
 
 def test_a_damaged_number_is_said_to_be_damage(tmp_path):
@@ -133,12 +133,12 @@ def test_a_history_written_by_another_version_stays_as_it_is(tmp_path):
     # Another version orders its keys differently.
     lines = [json.dumps(json.loads(line), sort_keys=True) for line in path.read_text().splitlines()]
     path.write_text("\n".join(lines) + "\n")
-    journal = RoundLog(tmp_path, strategy="FedAvg", seed=0, model=small_model())
-    groups, meta = journal.files.load()
+    round_log = RoundLog(tmp_path, strategy="FedAvg", seed=0, model=small_model())
+    groups, meta = round_log.files.load()
     del meta["rounds.jsonl"]
     save_arrays(tmp_path / "checkpoint.safetensors", groups, meta)
     for _ in range(2):
-        journal.open(lambda: None, resume=True)
+        round_log.open(lambda: None, resume=True)
     assert path.read_text().splitlines() == lines
 
 

@@ -9,6 +9,7 @@ from flwr.clientapp import ClientApp
 from gems_flwr.client.multi_model_mod import multi_model_mod
 from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from gems_flwr.server.members import join_models
+from gems_flwr.strategies.multi_model.sampling_base import SamplingRule
 from gems_flwr.wire.multi_model_requests import requested_models
 from gems_flwr.wire.records import to_numpy, to_record
 
@@ -107,3 +108,10 @@ class Watching(InProcessGrid):
         models = sorted(key for key in message.content if "/" in key)
         self.seen.append((node, number, action, models))
         return super()._deliver(message, timeout)
+
+
+class DataSampling(SamplingRule):
+    """A rule that the library does not have: nodes are drawn by their share of the data."""
+
+    def importance(self, shares, answers, available):
+        return shares

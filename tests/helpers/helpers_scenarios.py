@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from gems_flwr.client.dynamic_averaging_mod import dynamic_averaging_mod
-from gems_flwr.client.faults import fault_reply_mod, node_name
+from gems_flwr.client.fault_reply_mod import fault_reply_mod, node_name
 from gems_flwr.client.good_enough_mod import good_enough_mod
 from gems_flwr.client.limits import UNLIMITED
 from gems_flwr.client.multi_model_mod import multi_model_mod

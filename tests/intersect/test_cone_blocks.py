@@ -1,4 +1,4 @@
-"""Cones of many nodes: computed with in blocks, as if all entries were there at once."""
+"""Cones of many nodes: computed with in blocks, as if all components were there at once."""
 
 import itertools
 
@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gems_flwr.intersect import components as entries
+from gems_flwr.intersect import components as components
 from gems_flwr.intersect import pooled_moments as pooled
-from gems_flwr.intersect.components import CascadeSum, LowRankEntries
+from gems_flwr.intersect.components import CascadeSum, LowRankComponents
 from gems_flwr.intersect.cone_objective import ConeObjective, ConeOptions
 from gems_flwr.intersect.cones import solve_cones
 from gems_flwr.intersect.pooled_moments import pool_moments
@@ -36,16 +36,16 @@ def cones(ranks, clusters=1):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Blocks of a few entries, and of a few features."""
-    monkeypatch.setattr(entries, "_SMALLEST_BLOCK_BYTES", 1)
-    monkeypatch.setattr(entries, "_LARGEST_BLOCK_BYTES", 1)
+    """Blocks of a few components, and of a few features."""
+    monkeypatch.setattr(components, "_SMALLEST_BLOCK_BYTES", 1)
+    monkeypatch.setattr(components, "_LARGEST_BLOCK_BYTES", 1)
     monkeypatch.setattr(pooled, "_LEAST_BYTES", 1)
 
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("clusters", [1, 2])
 def test_blocks_of_entries_give_the_plain_formula(clusters):
-    """Against all entries in double precision at once, differentiated automatically."""
+    """Against all components in double precision at once, differentiated automatically."""
     nodes = cones([5, 3, 1, 4, 2] * 3, clusters)
     ours, plain = ConeObjective(pool_moments(nodes), ConeOptions()), PlainObjective(nodes)
     assert len(list(ours.low.blocks())) > 1
@@ -68,8 +68,10 @@ def test_the_layer_is_that_of_the_plain_way():
 
 @pytest.mark.usefixtures("small_blocks")
 def test_blocks_hold_every_entry_once_and_none_alone():
-    """49 entries in runs of 16: the last would be alone, and joins those before it."""
-    low = LowRankEntries.of([*cones([2] * 16), cones([2])[0].without_entries(np.arange(3) > 0)])
+    """49 components in runs of 16: the last would be alone, and joins those before it."""
+    low = LowRankComponents.of(
+        [*cones([2] * 16), cones([2])[0].without_components(np.arange(3) > 0)]
+    )
     sizes = [len(block.means) for block in low.blocks()]
     assert sizes == [16, 16, 17]
     means = np.concatenate([block.means for block in low.blocks()])
@@ -79,7 +81,7 @@ def test_blocks_hold_every_entry_once_and_none_alone():
 
 @pytest.mark.usefixtures("small_blocks")
 def test_features_are_scaled_by_the_variance_of_all_samples():
-    """Total variance is that within the entries plus that between their means."""
+    """Total variance is that within the components plus that between their means."""
     nodes = cones([5, 3, 1, 4, 2])
     nodes[1] = build_cone(*data_of_one_class(), CLASSES)
     moments = pool_moments(nodes)

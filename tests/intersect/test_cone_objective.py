@@ -48,11 +48,11 @@ def test_pooled_moments_are_those_of_the_pooled_data():
     x, y = samples()
     parts = [build_cone(x[i::3], y[i::3], 4, rank="full", min_count=1) for i in range(3)]
     pooled = pool_moments(parts)
-    for entry, label in enumerate(pooled.labels):
+    for component, label in enumerate(pooled.labels):
         mine = x[y == int(label)].double().numpy()
-        np.testing.assert_allclose(pooled.means[entry], mine.mean(0), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(pooled.means[component], mine.mean(0), rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(
-            pooled.matrices[entry], np.cov(mine.T, bias=True), rtol=1e-3, atol=1e-4
+            pooled.matrices[component], np.cov(mine.T, bias=True), rtol=1e-3, atol=1e-4
         )
     assert pooled.shares.sum() == pytest.approx(1)
     with pytest.raises(ValueError, match="classes and features"):
@@ -88,14 +88,14 @@ def test_the_objective_is_the_expected_pairwise_loss():
     scaled = torch.from_numpy(weight) * objective.scale
     value, *_ = objective.value_and_gradient(scaled, torch.from_numpy(bias))
     expected = 0.0
-    for entry, label in enumerate(cone.labels):
+    for component, label in enumerate(cone.labels):
         draws = rng.multivariate_normal(
-            cone.means[entry], cone.covariance.dense_matrix(entry), 400_000
+            cone.means[component], cone.covariance.dense_matrix(component), 400_000
         )
         scores = draws @ weight.T + bias
         losses = np.logaddexp(0, scores - scores[:, [label]])
         rivals = np.delete(losses, label, axis=1).sum(axis=1)
-        expected += rivals.mean() * cone.counts[entry] / cone.total_count
+        expected += rivals.mean() * cone.counts[component] / cone.total_count
     assert value == pytest.approx(expected, rel=5e-3)
 
 

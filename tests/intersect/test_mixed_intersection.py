@@ -24,13 +24,13 @@ R = Radius(1.0, "worst")
 
 def a_cone(seed, epsilon, spread=1.0, labels=(0, 1)):
     rng = np.random.default_rng(seed)
-    entries = len(labels)
-    roots = rng.normal(size=(entries, 2, 2)) * spread
+    components = len(labels)
+    roots = rng.normal(size=(components, 2, 2)) * spread
     return ClassMomentCone(
         num_classes=3,
         labels=np.array(labels),
-        counts=np.full(entries, 40),
-        means=rng.normal(size=(entries, 2)) * 2,
+        counts=np.full(components, 40),
+        means=rng.normal(size=(components, 2)) * 2,
         covariance=FullCovariance(roots @ roots.transpose(0, 2, 1) + 0.01 * np.eye(2)),
         epsilon=epsilon,
     )
@@ -40,9 +40,9 @@ def cone_constraints(cone, w, slack):
     """Return the cone's constraints on a flat cvxpy variable, each off by ``slack``."""
     weight, bias = cp.reshape(w[:6], (3, 2), order="C"), w[6:]
     out = []
-    for entry, c in enumerate(cone.labels):
-        root = np.real(sqrtm(cone.covariance.dense_matrix(entry)))
-        mean = np.asarray(cone.means)[entry].astype(float)
+    for component, c in enumerate(cone.labels):
+        root = np.real(sqrtm(cone.covariance.dense_matrix(component)))
+        mean = np.asarray(cone.means)[component].astype(float)
         for j in set(range(3)) - {int(c)}:
             step = weight[int(c)] - weight[j]
             spread = cone.kappa * cp.norm(root @ step)

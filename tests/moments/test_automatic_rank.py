@@ -119,8 +119,10 @@ def test_ranks_that_differ_take_no_more_bytes_than_they_need():
     # Per direction, mean and deviations a byte for each feature and 4 for the scale; rank 4 each.
     assert cone.covariance.size_bytes == 21 * 104 + 2 * 104 + 2 * 4
     again = LowRankCovariance.from_arrays(cone.covariance.to_arrays())
-    for entry in range(2):
-        assert np.array_equal(again.dense_matrix(entry), cone.covariance.dense_matrix(entry))
+    for component in range(2):
+        assert np.array_equal(
+            again.dense_matrix(component), cone.covariance.dense_matrix(component)
+        )
     assert again.select(np.array([False, True])).dense_matrix(0) == pytest.approx(
         cone.covariance.dense_matrix(1)
     )

@@ -31,12 +31,12 @@ def test_moments_are_those_of_numpy():
     x, y = samples()
     cone = build_cone(x, y, 4, rank="full")
     assert cone.labels.tolist() == [0, 1, 2]
-    for entry, label in enumerate(cone.labels):
+    for component, label in enumerate(cone.labels):
         mine = x[y == int(label)].numpy().astype(float)
-        assert cone.counts[entry] == len(mine)
-        np.testing.assert_allclose(cone.means[entry], mine.mean(0), rtol=1e-5)
+        assert cone.counts[component] == len(mine)
+        np.testing.assert_allclose(cone.means[component], mine.mean(0), rtol=1e-5)
         expected = np.cov(mine.T, bias=True)
-        np.testing.assert_allclose(cone.covariance.dense_matrix(entry), expected, rtol=1e-4)
+        np.testing.assert_allclose(cone.covariance.dense_matrix(component), expected, rtol=1e-4)
 
 
 @settings(max_examples=25, deadline=None)
@@ -97,9 +97,11 @@ def test_the_factor_is_the_best_and_the_inflation_keeps_the_residual_s_size(seed
 def test_full_rank_loses_nothing():
     x, y = samples()
     full, low = (build_cone(x, y, 3, rank=rank, int8=False) for rank in ("full", 5))
-    for entry in range(3):
+    for component in range(3):
         np.testing.assert_allclose(
-            low.covariance.dense_matrix(entry), full.covariance.dense_matrix(entry), atol=1e-3
+            low.covariance.dense_matrix(component),
+            full.covariance.dense_matrix(component),
+            atol=1e-3,
         )
 
 
@@ -108,7 +110,7 @@ def test_int8_takes_a_byte_per_number():
     cone = build_cone(x, y, 3, rank=2)
     assert isinstance(cone.covariance, LowRankCovariance)
     assert isinstance(cone.means, QuantizedArray)
-    # Per entry: mean and deviations 5 + 4 each, factor 10 + 8, label 4, count 8.
+    # Per component: mean and deviations 5 + 4 each, factor 10 + 8, label 4, count 8.
     assert cone.size_bytes == 3 * (9 + 9 + 18 + 4 + 8)
 
 
@@ -156,9 +158,9 @@ def test_a_private_release_says_so_and_hides_one_sample():
     cone = build_cone(x, y, 4, private=release, noise_seed=3)
     assert cone.privacy == (5.0, 1e-5)
     assert set(cone.labels.tolist()) == {0, 1, 2}
-    for entry, label in enumerate(cone.labels):
+    for component, label in enumerate(cone.labels):
         mine = x[y == int(label)].numpy()
-        error = np.abs(np.asarray(cone.means)[entry] - mine.mean(0)).max()
+        error = np.abs(np.asarray(cone.means)[component] - mine.mean(0)).max()
         # Noise of the mean: sigma * clip / n, here about 0.05; six times that.
         assert error < 6 * release.noise * 20.0 / len(mine)
     # One far outlier moves the sums by no more than the clipping length allows.

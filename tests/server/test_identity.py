@@ -41,44 +41,44 @@ class Directory:
         return [NodeInfo(node_id=node, name=name) for node, name in self.names.items()]
 
 
-def roster_of(names, claims=()):
-    roster, directory = Nodes(), Directory(names)
-    roster.settle(directory)
+def named_nodes(names, claims=()):
+    nodes, directory = Nodes(), Directory(names)
+    nodes.settle(directory)
     for node, claim in dict(claims).items():
-        roster.learn(node, claim)
-    return roster, directory
+        nodes.learn(node, claim)
+    return nodes, directory
 
 
 # --- what a node is called --------------------------------------------------------------------
 
 
 def test_a_node_goes_by_its_registered_name_else_by_what_it_says_else_by_its_id():
-    roster, _ = roster_of({11: "north", 12: "", 13: ""}, {11: "west", 12: "south"})
-    assert [roster.name(node) for node in (11, 12, 13)] == ["north", "south", "#13"]
-    assert roster.take_disputes() == ()
+    nodes, _ = named_nodes({11: "north", 12: "", 13: ""}, {11: "west", 12: "south"})
+    assert [nodes.name(node) for node in (11, 12, 13)] == ["north", "south", "#13"]
+    assert nodes.take_disputes() == ()
 
 
 def test_nobody_gets_the_name_of_an_unnamed_node_by_guessing_its_id():
     """An honest node without a name calls itself by its own id, and that changes nothing."""
-    roster, _ = roster_of({11: "", 12: "", 13: ""}, {12: "11", 13: "#11", 11: "11"})
-    assert [roster.name(node) for node in (11, 12, 13)] == ["#11", "11#12", "#11#13"]
-    assert roster.take_disputes() == (
+    nodes, _ = named_nodes({11: "", 12: "", 13: ""}, {12: "11", 13: "#11", 11: "11"})
+    assert [nodes.name(node) for node in (11, 12, 13)] == ["#11", "11#12", "#11#13"]
+    assert nodes.take_disputes() == (
         NameDispute("11#12", "11", "#11"),
         NameDispute("#11#13", "#11", "#11"),
     )
 
 
 def test_an_id_that_is_guessed_before_its_node_joins_is_another_name_all_the_same():
-    roster, directory = roster_of({12: ""}, {12: "11"})
+    nodes, directory = named_nodes({12: ""}, {12: "11"})
     directory.names[11] = ""
-    roster.settle(directory)
-    assert roster.name(11) != roster.name(12)
+    nodes.settle(directory)
+    assert nodes.name(11) != nodes.name(12)
 
 
 def test_a_registered_name_is_never_beaten_by_a_claim(caplog):
-    roster, _ = roster_of({11: "north", 12: "", 13: "south"}, {12: "north", 13: "north"})
-    assert [roster.name(node) for node in (11, 12, 13)] == ["north", "north#12", "south"]
-    assert roster.take_disputes() == (
+    nodes, _ = named_nodes({11: "north", 12: "", 13: "south"}, {12: "north", 13: "north"})
+    assert [nodes.name(node) for node in (11, 12, 13)] == ["north", "north#12", "south"]
+    assert nodes.take_disputes() == (
         NameDispute("north#12", "north", "north"),
         NameDispute("south", "north", "north"),
     )
@@ -86,42 +86,42 @@ def test_a_registered_name_is_never_beaten_by_a_claim(caplog):
 
 
 def test_who_joins_under_its_registered_name_takes_it_from_one_who_only_claims_it():
-    roster, directory = roster_of({12: ""}, {12: "north"})
+    nodes, directory = named_nodes({12: ""}, {12: "north"})
     directory.names[11] = "north"
     # In the middle of a round nobody is renamed, and the claimant is not believed either.
-    roster.meet(directory, [11, 12])
-    assert [roster.name(node) for node in (11, 12)] == ["#11", "north"]
-    roster.learn(11, "north")
-    assert roster.settle(directory) == {"#11": "north", "north": "north#12"}
-    assert [roster.name(node) for node in (11, 12)] == ["north", "north#12"]
-    assert roster.take_disputes() == (NameDispute("north#12", "north", "north"),)
-    assert roster.settle(directory) == {}
+    nodes.meet(directory, [11, 12])
+    assert [nodes.name(node) for node in (11, 12)] == ["#11", "north"]
+    nodes.learn(11, "north")
+    assert nodes.settle(directory) == {"#11": "north", "north": "north#12"}
+    assert [nodes.name(node) for node in (11, 12)] == ["north", "north#12"]
+    assert nodes.take_disputes() == (NameDispute("north#12", "north", "north"),)
+    assert nodes.settle(directory) == {}
 
 
 def test_of_two_nodes_with_one_name_neither_comes_first():
-    claimed, _ = roster_of({11: "", 12: ""})
+    claimed, _ = named_nodes({11: "", 12: ""})
     claimed.learn_all({11: "north", 12: "north"})
-    registered, _ = roster_of({11: "north", 12: "north"})
-    for roster in (claimed, registered):
-        assert [roster.name(node) for node in (11, 12)] == ["north#11", "north#12"]
-        assert roster.take_disputes() == (
+    registered, _ = named_nodes({11: "north", 12: "north"})
+    for nodes in (claimed, registered):
+        assert [nodes.name(node) for node in (11, 12)] == ["north#11", "north#12"]
+        assert nodes.take_disputes() == (
             NameDispute("north#11", "north", "north#12"),
             NameDispute("north#12", "north", "north#11"),
         )
 
 
 def test_what_a_node_calls_itself_later_does_not_count():
-    roster, _ = roster_of({11: "", 12: ""}, {11: "north", 12: None})
-    roster.learn(11, "south")
-    roster.learn(12, "south")
-    assert [roster.name(node) for node in (11, 12)] == ["north", "#12"]
+    nodes, _ = named_nodes({11: "", 12: ""}, {11: "north", 12: None})
+    nodes.learn(11, "south")
+    nodes.learn(12, "south")
+    assert [nodes.name(node) for node in (11, 12)] == ["north", "#12"]
 
 
 def test_numbers_come_in_order_and_no_two_names_in_one_place():
-    roster, _ = roster_of({11: "10", 12: "9", 13: "b", 14: "09", 15: "", 16: "a"})
-    ordered = sorted(range(11, 17), key=roster.position)
-    assert [roster.name(node) for node in ordered] == ["09", "9", "10", "#15", "a", "b"]
-    assert len({roster.position(node) for node in ordered}) == 6
+    nodes, _ = named_nodes({11: "10", 12: "9", 13: "b", 14: "09", 15: "", 16: "a"})
+    ordered = sorted(range(11, 17), key=nodes.position)
+    assert [nodes.name(node) for node in ordered] == ["09", "9", "10", "#15", "a", "b"]
+    assert len({nodes.position(node) for node in ordered}) == 6
 
 
 NODES = st.integers(11, 15)
@@ -135,23 +135,23 @@ STEPS = st.one_of(
 
 @given(st.lists(STEPS, max_size=12))
 def test_whatever_nodes_say_names_are_unique_and_registered_ones_go_to_whom_they_belong(steps):
-    roster, directory = Nodes(), Directory({})
+    nodes, directory = Nodes(), Directory({})
     for step, node, name in steps:
         if step == "claim":
-            roster.learn(node, name)
+            nodes.learn(node, name)
         elif step == "meet":
             directory.names.setdefault(node, name)
-            roster.meet(directory, [node])
+            nodes.meet(directory, [node])
         else:
-            roster.settle(directory)
-        names = [roster.name(node) for node in range(11, 16)]
+            nodes.settle(directory)
+        names = [nodes.name(node) for node in range(11, 16)]
         assert len(set(names)) == 5
-        assert len({roster.position(node) for node in range(11, 16)}) == 5
-    roster.settle(directory)
+        assert len({nodes.position(node) for node in range(11, 16)}) == 5
+    nodes.settle(directory)
     registered = list(directory.names.values())
     for node, name in directory.names.items():
         if name and "#" not in name and registered.count(name) == 1:
-            assert roster.name(node) == name
+            assert nodes.name(node) == name
 
 
 # --- what a run makes of it -------------------------------------------------------------------

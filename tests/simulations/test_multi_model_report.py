@@ -7,7 +7,7 @@ import json
 import pytest
 from rich.console import Console
 
-from simulations.report.multi_model import models_of, models_rows, texts
+from simulations.report.multi_model_table import models_of, models_rows, texts
 from simulations.report.runs import read_runs
 from simulations.report.summary import summarise
 from simulations.report.write_report import build_report

@@ -8,9 +8,10 @@ from rich.console import Console
 
 from gems_flwr.client.task import TaskSet
 from gems_flwr.server.members import split_models
+from gems_flwr.strategies.multi_model.sampling_rules import ResidualSampling
 from simulations.config import ConfigError, RunConfig, compose_config, variant_of
 from simulations.experiment.experiment import experiment_of
-from simulations.experiment.several_models import MultiModelExperiment
+from simulations.experiment.multi_model_experiment import MultiModelExperiment
 from simulations.options import MultiModelConfig
 from simulations.partitions.skew import Skew
 from simulations.run import run
@@ -48,6 +49,31 @@ def test_every_method_runs_on_the_digits_and_says_what_it_did(sampling, tmp_path
     )
     division = json.loads((tmp_path / "partition.json").read_text())
     assert division["classes"] == 30
+
+
+def test_a_rule_of_ones_own_is_a_class_and_its_name_in_a_config(tmp_path):
+    rule = "strategy.sampling={_target_: helpers_multi_model.DataSampling}"
+    result = finish(tmp_path, rule, "label=by data", "strategy.budget=3")
+    assert (result["details"]["sampling"], result["details"]["label"]) == (
+        "DataSampling",
+        "by data",
+    )
+    assert result["nodes_failed"] == 0
+
+
+@pytest.mark.parametrize(
+    ("sampling", "kept"),
+    [
+        ("gvr", False),
+        ("stale", True),
+        ("scaffold", True),
+        ("{_target_: helpers_multi_model.DataSampling}", False),
+        (f"{{_target_: {ResidualSampling.__module__}.ResidualSampling}}", True),
+    ],
+)
+def test_the_rule_says_whether_a_run_goes_on_only_with_the_nodes_it_began_with(sampling, kept):
+    config = compose_config([*SMALL, f"strategy.sampling={sampling}", "label=any"])
+    assert MultiModelExperiment(config).keeps_models_on_nodes == kept
 
 
 def test_full_participation_learns_every_model(tmp_path):
@@ -154,6 +180,12 @@ def test_values_out_of_range_are_refused(overrides, words):
 def test_what_does_not_go_together_is_said_before_anything_runs(overrides, words):
     with pytest.raises(ConfigError, match=words):
         _ = experiment_of(compose_config([*SMALL, *overrides]).to_json()).shares
+
+
+@pytest.mark.parametrize("sampling", ["best", "3", "{floor: 1}", "{_target_: builtins.dict}"])
+def test_what_is_no_sampling_rule_is_the_configs_fault(sampling, tmp_path):
+    with pytest.raises(ConfigError, match="strategy=multi_model: sampling must be one of"):
+        finish(tmp_path, f"strategy.sampling={sampling}", "label=any")
 
 
 def test_a_node_with_data_of_its_own_is_told_that_several_models_do_not_take_it(tmp_path):

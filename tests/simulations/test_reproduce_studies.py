@@ -5,7 +5,7 @@ import json
 import pytest
 from rich.console import Console
 
-from simulations.reproduce.studies import honest_radii, layer_size, leaks, multi_model
+from simulations.reproduce.studies import honest_radii, layer_size, leaks, multi_model_rates
 
 QUIET = Console(quiet=True)
 
@@ -44,9 +44,9 @@ def test_more_neurons_are_better_and_less_than_an_ensemble_suffices(tmp_path, mo
 def test_a_learning_rate_is_chosen_on_validation_data(tmp_path):
     console = Console(record=True, width=100)
     overrides = ["dataset=digits", "nodes=12", "rounds=1", "strategy.budget=4"]
-    multi_model.run(overrides, tmp_path, console)
+    multi_model_rates.run(overrides, tmp_path, console)
     text = console.export_text()
-    assert all(f"{rate:g} " in text for rate in multi_model.RATES)
+    assert all(f"{rate:g} " in text for rate in multi_model_rates.RATES)
 
 
 def test_full_moments_give_samples_away_and_automatic_ones_do_not(tmp_path, monkeypatch):

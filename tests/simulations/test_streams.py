@@ -1,4 +1,4 @@
-"""Streams: which batch comes when, drifts, in-place losses, optimisers that are not forgotten."""
+"""Streams: which batch comes when, drifts, prequential losses, optimisers that remember."""
 
 import numpy as np
 import pytest

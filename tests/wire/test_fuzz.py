@@ -42,7 +42,7 @@ from gems_flwr.intersect.aggregate import aggregate_spaces
 from gems_flwr.moments.class_sums import ClassSums
 from gems_flwr.moments.cone_building import cone_from_sums
 from gems_flwr.runtime.checkpoint import CheckpointFolder, load_arrays, save_arrays
-from gems_flwr.server.learner_state import Ledger, Tally
+from gems_flwr.server.learner_state import LearnerState, Tally
 from gems_flwr.server.round_log import RoundLog
 from gems_flwr.server.state import RoundRecord, ServerState
 from gems_flwr.spaces.ball import BallSet
@@ -396,16 +396,16 @@ def test_a_mutated_file_never_crashes_the_command_line(tmp_path, capsys):
 @CHECKSUMS
 def test_a_mutated_checkpoint_is_refused_or_whole(tmp_path, with_checksum):
     model = small_model()
-    journal = RoundLog(tmp_path, strategy="S", seed=0, model=model)
-    ledger = Ledger("run", Coordinator(model), known={"a": (1, 0)})
+    round_log = RoundLog(tmp_path, strategy="S", seed=0, model=model)
+    ledger = LearnerState("run", Coordinator(model), known={"a": (1, 0)})
     state = ServerState(
         model,
         (RoundRecord(0), RoundRecord(1, nodes_asked=("a", "b"))),
         memory=ledger.to_memory(),
         details=Tally(cumulative_loss=1.0, synchronisations=((1, 2),)).to_details(),
     )
-    journal.begin(ServerState(model, state.history[:1]))
-    journal.save(state)
+    round_log.begin(ServerState(model, state.history[:1]))
+    round_log.save(state)
     path = tmp_path / "checkpoint.safetensors"
     if not with_checksum:
         groups, meta = load_arrays(path)
@@ -415,18 +415,18 @@ def test_a_mutated_checkpoint_is_refused_or_whole(tmp_path, with_checksum):
 
     def use():
         with may_refuse(CheckpointError):
-            loaded = journal.load()
+            loaded = round_log.load()
             if with_checksum:
                 same(loaded.arrays, model)
                 assert loaded.history == state.history
-            Ledger.from_memory(loaded.memory)
+            LearnerState.from_memory(loaded.memory)
             Tally.from_details(loaded.details)
             finite(*loaded.arrays.values())
             assert loaded.round == 1
         with may_refuse(CheckpointError, "checkpoint.safetensors"):
             load_arrays(path)
 
-    assert journal.load().round == 1
+    assert round_log.load().round == 1
     fuzz_file(path, use, np.random.default_rng(11))
     fuzz_file(tmp_path / "rounds.jsonl", use, np.random.default_rng(12))
 

@@ -2,8 +2,8 @@
 
 A round trains about m client-model pairs. Who trains what is drawn by importance, so that the
 aggregate, which is unbiased, varies as little as possible; the mathematics stands in
-`client_sampling` and `averaging.steps`. `sampling` names the rows of the slides'
-Table I:
+`client_sampling` and `averaging.steps`. `sampling` is one of `sampling_rules`, by its name or as a
+value; the names are the rows of the slides' Table I:
 
 ==========  =============================  ==================================================
 name        a pair's importance            what is applied
@@ -39,7 +39,6 @@ import dataclasses
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import numpy as np
 from flwr.app import ConfigRecord
@@ -47,11 +46,11 @@ from flwr.serverapp import Grid
 
 from gems_flwr.server.loop import RoundLoop
 from gems_flwr.server.state import RoundOutcome, ServerState
-from gems_flwr.strategies.multi_model.model_round import MultiModelTurn
-from gems_flwr.strategies.multi_model.model_state import Book
+from gems_flwr.strategies.multi_model.multi_model_round import MultiModelRound
+from gems_flwr.strategies.multi_model.multi_model_state import MultiModelState
+from gems_flwr.strategies.multi_model.sampling_base import SamplingRule
+from gems_flwr.strategies.multi_model.sampling_rules import sampling_rule
 from gems_flwr.typing import Arrays
-
-Sampling = Literal["random", "full", "lvr", "gvr", "stale", "fedvarp", "mifa", "scaffold"]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -66,25 +65,57 @@ class MultiModel(RoundLoop):
     budget : float, default 10
         m, expected client-model pairs per round, above 0 and at most what the nodes' capacities
         allow. ``full`` takes no notice of it.
-    sampling : {"random", "full", "lvr", "gvr", "stale", "fedvarp", "mifa", "scaffold"}
-        How pairs are drawn and what is made of their updates.
+    sampling : SamplingRule or str, default "lvr"
+        How pairs are drawn and what is made of their updates: a rule, such as
+        ``LossSampling(floor=0.1)``, or a name for one with its defaults: ``"random"``, ``"full"``,
+        ``"lvr"``, ``"gvr"``, ``"stale"``, ``"fedvarp"``, ``"mifa"``, ``"scaffold"``.
     **loop
         See `RoundLoop`. `fraction_train` must stay 1, since the budget says who trains;
         `fraction_evaluate` 0: models are evaluated at the server. `min_nodes` is about
         introductions, not about those drawn, who may be few. `max_examples` holds for each model
         by itself.
+
+    Attributes
+    ----------
+    rule : SamplingRule
+        What `sampling` stands for.
+
+    Examples
+    --------
+    Three nodes train two models of different shapes, about two pairs in a round; to train is to
+    add 1 here.
+
+    >>> import numpy as np
+    >>> from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+    >>> from flwr.clientapp import ClientApp
+    >>> from gems_flwr import MultiModel, join_models, multi_model_mod, split_models
+    >>> from gems_flwr.runtime.inprocess_grid import InProcessGrid
+    >>> mod = multi_model_mod(holdings=lambda context: {"faces": 60, "words": 5})
+    >>> app = ClientApp(mods=[mod])
+    >>> @app.train()
+    ... def train(message, context):
+    ...     weights = message.content["arrays"]["w"].numpy()
+    ...     arrays = ArrayRecord({"w": Array(weights + 1)})
+    ...     metrics = MetricRecord({"num-examples": 10})
+    ...     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+    >>> start = join_models({"faces": {"w": np.zeros(2)}, "words": {"w": np.zeros(3)}})
+    >>> initial = ArrayRecord({name: Array(array) for name, array in start.items()})
+    >>> strategy = MultiModel(budget=2, sampling="random", seed=1)
+    >>> result = strategy.start(InProcessGrid(app, 3), initial, num_rounds=4)
+    >>> models = split_models({name: array.numpy() for name, array in result.arrays.items()})
+    >>> {name: arrays["w"].shape for name, arrays in models.items()}
+    {'faces': (2,), 'words': (3,)}
+    >>> [record.train_metrics["pairs"] for record in result.history[1:]]
+    [2.0, 3.0, 2.0, 1.0]
     """
 
     budget: float = 10.0
-    sampling: Sampling = "lvr"
+    sampling: SamplingRule | str = "lvr"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.run_name = ""
-        if self.sampling not in get_args(Sampling):
-            raise ValueError(
-                f"sampling must be one of {list(get_args(Sampling))}, got '{self.sampling}'"
-            )
+        self.rule = sampling_rule(self.sampling)
         if not (np.isfinite(self.budget) and self.budget > 0):
             raise ValueError(f"budget must be a number above 0, got {self.budget}")
         if self.fraction_train != 1:
@@ -102,8 +133,8 @@ class MultiModel(RoundLoop):
         self.run_name = secrets.token_hex(4)
 
     def rename_nodes(self, state: ServerState, names: Mapping[str, str]) -> ServerState:
-        """Let nodes keep what the book has of them under new names."""
-        memory = Book.from_memory(state.memory, self.run_name).renamed(names).to_memory()
+        """Let nodes keep what the run knows of them under new names."""
+        memory = MultiModelState.from_memory(state.memory, self.run_name).renamed(names).to_memory()
         return dataclasses.replace(state, memory=memory)
 
     def play_round(
@@ -115,10 +146,10 @@ class MultiModel(RoundLoop):
         evaluate_config: ConfigRecord,
     ) -> RoundOutcome:
         """Ask for what sampling needs, draw, let those drawn train, and take a step per model."""
-        turn = MultiModelTurn(self, server_round, state, grid, train_config)
-        turn.introduce()
-        turn.weigh()
-        turn.draw()
-        turn.train()
-        turn.step()
-        return turn.outcome()
+        current = MultiModelRound(self, server_round, state, grid, train_config)
+        current.introduce()
+        current.weigh()
+        current.draw()
+        current.train()
+        current.step()
+        return current.outcome()

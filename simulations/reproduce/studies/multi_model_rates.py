@@ -12,14 +12,14 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 from safetensors.numpy import load_file
 
 from gems_flwr.server.members import split_models
 from simulations.config import RunConfig, compose_config
 from simulations.data.examples import Examples
 from simulations.experiment.experiment import experiment_of
-from simulations.experiment.several_models import MultiModelExperiment
+from simulations.experiment.multi_model_experiment import MultiModelExperiment
+from simulations.report.tables import TextTable, print_table
 from simulations.run import run as run_one
 
 RATES = (0.05, 0.1, 0.2)
@@ -29,9 +29,7 @@ SEED = 100
 
 def run(overrides: Sequence[str], output: Path, console: Console) -> None:
     """Run the grid and print the accuracies on validation data."""
-    table = Table(title="accuracy on the nodes' validation data", title_justify="left")
-    for heading in ("learning rate", *METHODS, "mean"):
-        table.add_column(heading, justify="right")
+    lines = []
     for rate in RATES:
         scores = []
         for method in METHODS:
@@ -49,8 +47,9 @@ def run(overrides: Sequence[str], output: Path, console: Console) -> None:
             folder = output / config.run_name()
             run_one(config, folder, Console(quiet=True))
             scores.append(validation_accuracy(config, folder))
-        table.add_row(f"{rate:g}", *(f"{s:.4f}" for s in scores), f"{np.mean(scores):.4f}")
-    console.print(table)
+        lines.append((f"{rate:g}", *(f"{s:.4f}" for s in scores), f"{np.mean(scores):.4f}"))
+    table = TextTable.of(("learning rate", *METHODS, "mean"), lines)
+    print_table(table, console, title="accuracy on the nodes' validation data")
 
 
 def validation_accuracy(config: RunConfig, folder: Path) -> float:

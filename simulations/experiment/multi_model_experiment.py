@@ -178,7 +178,9 @@ class MultiModelExperiment(Experiment):
     @property
     def keeps_models_on_nodes(self) -> bool:
         """Whether a run goes on only with the nodes that it began with."""
-        return self.config.strategy.get("sampling") in ("stale", "scaffold")
+        strategy = self._build("strategy")
+        assert isinstance(strategy, MultiModel)
+        return strategy.rule.needs_memory_on_nodes
 
     def evaluate(
         self, strategy: RoundLoop, arrays: ArrayRecord, server_round: int = 0

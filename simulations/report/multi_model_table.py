@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from simulations.report.runs import Run
 from simulations.report.summary import Method, SettingSummary, Spread, format_bytes, spread
 
+# What results call `FullParticipation`.
 FULL = "full"
 
 

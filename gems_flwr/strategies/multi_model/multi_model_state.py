@@ -1,4 +1,4 @@
-"""What a `MultiModel` run keeps account of: who has what, who was drawn, and old updates."""
+"""The state of a `MultiModel` run: who has what, who was drawn, and old updates."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ _NOTES = "notes"
 _OLD = "old"
 _CONTROL = "control"
 
-ByModel = dict[str, Any]
 T = TypeVar("T")
 
 
 @dataclass
-class Book:
-    """The account of a run. It lives for one round and is saved with the round's outcome.
+class MultiModelState:
+    """What a run knows. It is loaded for one round and saved with the round's outcome.
 
     Parameters
     ----------
@@ -48,7 +47,7 @@ class Book:
     uniform_rounds : list
         Rounds without any importance, in which sampling was uniform.
     old : dict
-        By model and node: its last known update (FedVARP, MIFA, stale).
+        By model and node: its last known update, for rules that keep them.
     controls : dict
         By model: SCAFFOLD's c.
     """
@@ -77,7 +76,7 @@ class Book:
         counts = np.array(claimed, dtype=np.float64).reshape(len(rows), len(names))
         return counts if most is None else np.minimum(counts, most)
 
-    def lose(
+    def note_lost(
         self, server_round: int, node: str, model: str, coefficient: float, reason: str
     ) -> None:
         """Note a pair that should have contributed and did not."""
@@ -100,7 +99,7 @@ class Book:
         counts = self.sampled.setdefault(node, {})
         counts[model] = counts.get(model, 0) + 1
 
-    def renamed(self, names: Mapping[str, str]) -> Book:
+    def renamed(self, names: Mapping[str, str]) -> MultiModelState:
         """Call nodes by other names; pairs that were lost were so under the old ones."""
 
         def moved(by_node: Mapping[str, T]) -> dict[str, T]:
@@ -139,21 +138,21 @@ class Book:
         return {_NOTES: text, **old, **controls}
 
     @classmethod
-    def from_memory(cls, memory: Arrays, run: str) -> Book:
-        """Return the account that `to_memory` wrote; a new one, of this run, if there is none."""
+    def from_memory(cls, memory: Arrays, run: str) -> MultiModelState:
+        """Return the state that `to_memory` wrote; a new one, of this run, if there is none."""
         if _NOTES not in memory:
             return cls(run)
         notes = json.loads(memory[_NOTES].tobytes())
         holdings = notes.pop("holdings")
-        book = cls(**notes, holdings={n: Holdings(*h) for n, h in holdings.items()})
+        state = cls(**notes, holdings={n: Holdings(*h) for n, h in holdings.items()})
         for key, vector in memory.items():
             kind, _, rest = key.partition("/")
             model, _, node = (unquote(part) for part in rest.partition("/"))
             if kind == _OLD:
-                book.old.setdefault(model, {})[node] = vector
+                state.old.setdefault(model, {})[node] = vector
             elif kind == _CONTROL:
-                book.controls[model] = vector
-        return book
+                state.controls[model] = vector
+        return state
 
     def details(self, models: Iterable[str]) -> Mapping[str, Any]:
         """Return what a result tells about the run."""

@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 
 from gems_flwr.server.log import log_warning, readable
 from gems_flwr.server.loop import RoundLoop
-from gems_flwr.strategies.multi_model.model_state import Book
+from gems_flwr.strategies.multi_model.multi_model_state import MultiModelState
 from gems_flwr.typing import Arrays
 from gems_flwr.wire.keys import TRAIN
 from gems_flwr.wire.multi_model_replies import ModelPart, unpack_holdings, unpack_models_reply
@@ -20,8 +20,8 @@ from gems_flwr.wire.requests import Action, ModelsRequest, ReportKind
 Parts = dict[str, dict[str, ModelPart]]
 
 
-class Post:
-    """What goes to the nodes and comes back in one round.
+class MultiModelExchange:
+    """What goes to the nodes and comes back in one round of `MultiModel`.
 
     Parameters
     ----------
@@ -33,12 +33,12 @@ class Post:
         The train config, sent along.
     models : mapping from str to mapping
         The global models.
-    book : Book
+    state : MultiModelState
         What is known of the nodes; kept up to date.
     keeps : bool
         Whether nodes keep the models that they are given.
-    scaffold : bool
-        Whether control variates travel along.
+    control_variates : bool
+        Whether control variates travel along, in both directions (SCAFFOLD).
     """
 
     def __init__(
@@ -47,38 +47,38 @@ class Post:
         server_round: int,
         config: ConfigRecord,
         models: Mapping[str, Arrays],
-        book: Book,
+        state: MultiModelState,
         *,
         keeps: bool,
-        scaffold: bool,
+        control_variates: bool,
     ) -> None:
         self._strategy, self._round, self._config = strategy, server_round, config
-        self._models, self._book = models, book
-        self._keeps, self._scaffold = keeps, scaffold
+        self._models, self._state = models, state
+        self._keeps, self._control_variates = keeps, control_variates
         self._records = {name: to_record(arrays) for name, arrays in models.items()}
         # Why a model is missing from a reply, by node and model.
         self.faults: dict[tuple[str, str], str] = {}
 
-    def introduce(self, ids: Mapping[str, int], strangers: Sequence[str]) -> dict[str, int]:
-        """Ask strangers what they have; return the nodes' ids by the names that are known now."""
-        strategy, book = self._strategy, self._book
+    def introduce(self, ids: Mapping[str, int], newcomers: Sequence[str]) -> dict[str, int]:
+        """Ask newly joined nodes what they have; return all nodes' ids by the names known now."""
+        strategy, state = self._strategy, self._state
         messages = strategy.messages(
             self._round,
-            [ids[name] for name in strangers],
+            [ids[name] for name in newcomers],
             TRAIN,
             None,
             self._config,
             step="introduce",
         )
         for message in messages:
-            ask_for_models(message.content, ModelsRequest(book.run, "introduce"))
-        known = len(ids) - len(strangers)
+            ask_for_models(message.content, ModelsRequest(state.run, "introduce"))
+        known = len(ids) - len(newcomers)
         answers = strategy.accept(
             strategy.collect(messages),
             lambda content: unpack_holdings(content, self._models),
             at_least=max(0, strategy.min_nodes - known),
         )
-        book.holdings |= {answer.node: answer.value for answer in answers}
+        state.holdings |= {answer.node: answer.value for answer in answers}
         # A node may have told its name only now.
         ordered = sorted(ids.values(), key=strategy._nodes.position)
         return {strategy._nodes.name(node): node for node in ordered}
@@ -117,7 +117,7 @@ class Post:
             # message, and the same seed gives the same training.
             for node, models in needs.items():
                 for model in models:
-                    self._book.kept.get(node, {}).pop(model, None)
+                    self._state.kept.get(node, {}).pop(model, None)
             again: Action = "train" if action == "send" else action
             more, _ = self._send(ids, needs, again, f"{step}-again", report)
             for node, by_model in more.items():
@@ -132,18 +132,18 @@ class Post:
         step: str,
         report: ReportKind,
     ) -> tuple[Parts, dict[str, list[str]]]:
-        strategy, book = self._strategy, self._book
+        strategy, state = self._strategy, self._state
         messages = strategy.messages(
             self._round, [ids[n] for n in wanted], TRAIN, None, self._config, step=step
         )
         requests: dict[int, ModelsRequest] = {}
         for (node, models), message in zip(wanted.items(), messages, strict=True):
-            versions = {model: book.versions[model] for model in models}
-            kept = book.kept.get(node, {})
+            versions = {model: state.versions[model] for model in models}
+            kept = state.kept.get(node, {})
             lacks = [m for m in models if action != "send" and kept.get(m) != versions[m]]
-            settled = book.settled.get(node, {})
+            settled = state.settled.get(node, {})
             request = ModelsRequest(
-                run=book.run,
+                run=state.run,
                 action=action,
                 versions=versions,
                 report=report,
@@ -155,7 +155,7 @@ class Post:
                 message.content,
                 request,
                 {model: self._records[model] for model in lacks},
-                {m: self._control(m) for m in models} if self._scaffold else None,
+                {m: self._control(m) for m in models} if self._control_variates else None,
             )
         names = {ids[node]: node for node in wanted}
         return self._accept(strategy.collect(messages), requests, names)
@@ -166,7 +166,7 @@ class Post:
         requests: Mapping[int, ModelsRequest],
         names: Mapping[int, str],
     ) -> tuple[Parts, dict[str, list[str]]]:
-        strategy, book = self._strategy, self._book
+        strategy, state = self._strategy, self._state
         parts: Parts = {}
         needs: dict[str, list[str]] = {}
         # One by one, since what a reply must hold depends on whose it is.
@@ -178,17 +178,17 @@ class Post:
             answers = strategy.accept(
                 [reply],
                 lambda content, request=request: unpack_models_reply(  # type: ignore[misc]
-                    content, request, self._models, control=self._scaffold
+                    content, request, self._models, control=self._control_variates
                 ),
             )
             if not answers:
-                book.kept.pop(node, None)
+                state.kept.pop(node, None)
                 continue
             value = answers[0].value
             parts[node] = dict(value.parts)
             for model in value.parts:
                 if request.keep:
-                    book.kept.setdefault(node, {})[model] = request.versions[model]
+                    state.kept.setdefault(node, {})[model] = request.versions[model]
             for model, said in value.failed.items():
                 self.faults[node, model] = reason = readable(said)
                 log_warning("left_out", round=self._round, node=node, model=model, reason=reason)
@@ -197,4 +197,4 @@ class Post:
         return parts, needs
 
     def _control(self, model: str) -> ArrayRecord:
-        return vector_record(self._book.control(model, self._models[model]))
+        return vector_record(self._state.control(model, self._models[model]))
