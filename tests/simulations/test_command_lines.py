@@ -10,6 +10,7 @@ import types
 import pytest
 from rich.console import Console
 
+from gems_flwr.__main__ import main as library
 from simulations.bench.__main__ import main as bench
 from simulations.deployment.__main__ import main as deployment
 from simulations.report.__main__ import main as report
@@ -133,6 +134,17 @@ def test_the_other_command_lines_complain_in_one_line_too(capsys, tmp_path):
     assert "in the way" in complaint(deployment, ["--output", str(tmp_path / "file")], capsys)
     assert "something else" in complaint(deployment, ["--output", str(tmp_path)], capsys)
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_the_library_s_own_command_line_has_the_same_manners(capsys, tmp_path):
+    missing = str(tmp_path / "none.space")
+    assert missing in complaint(library, ["show", missing], capsys)
+    (tmp_path / "text").write_text("no space")
+    assert "text" in complaint(library, ["show", str(tmp_path / "text")], capsys)
+    # Of several files each is named with its fault; and argparse says what the commands are.
+    for words in (["aggregate", missing, "-o", str(tmp_path / "model")], ["agregate"]):
+        assert status_of(library, words) == 2
+        assert "Traceback" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("main", [reproduce, report, bench, deployment])
