@@ -526,6 +526,16 @@ def test_tables_fold_names_and_never_cut_numbers(width: int) -> None:
     assert printed.count("MNIST,") == 1
 
 
+def test_a_name_stays_where_numbers_alone_are_wider_than_the_terminal() -> None:
+    numbers = ["0.123 ± 0.456"] * 5
+    console = Console(file=io.StringIO(), width=60)
+    print_table(TextTable.of(("method", *"abcde"), [("random", *numbers)]), console)
+    assert console.file.getvalue().splitlines()[-1].split() == [
+        "random",
+        *" ".join(numbers).split(),
+    ]
+
+
 def test_a_star_in_markdown_stays_a_star_and_html_is_escaped() -> None:
     table = TextTable.of(("name", "n"), [("<b>", "+0.1 *")])
     assert markdown_table(table)[-1] == "| <b> | +0.1 \\* |"
