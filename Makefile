@@ -5,16 +5,19 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.docs-installed
 
-.PHONY: demo deploy-demo test test-fast lint bench clean
+.PHONY: demo deploy-demo test test-fast test-deep lint bench docs clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo         several ways of federated learning compared on the digits data set"
 	@echo "make deploy-demo  GEMS on a real SuperLink with TLS and three authenticated SuperNodes"
-	@echo "make test         linters, types and the whole test suite"
+	@echo "make test         linters, types and the test suite, in minutes"
 	@echo "make test-fast    the tests that take seconds"
+	@echo "make test-deep    what takes longer: killed processes, real deployments, Ray, MNIST, 20,000 fuzz cases"
 	@echo "make bench        what messages, spaces, memory, neurons, averaging and sampling cost, as ratios"
+	@echo "make docs         the documentation site in build/site, every link checked"
 	@echo "make clean        remove the environment and everything that runs wrote"
 
 $(STAMP): pyproject.toml
@@ -33,12 +36,15 @@ deploy-demo: $(STAMP)
 	@$(BIN)/python -m simulations.deployment
 
 # One thread for each worker: libraries that take all cores would wait for each other.
-test: export OMP_NUM_THREADS = 1
+test test-deep: export OMP_NUM_THREADS = 1
 test: $(STAMP) lint
-	@$(BIN)/python -m pytest -n auto --dist loadgroup --durations=12 --cov --cov-report=term --cov-fail-under=90
+	@$(BIN)/python -m pytest -m "not deep" -n auto --dist loadgroup --durations=12 --cov --cov-report=term --cov-fail-under=90
 
 test-fast: $(STAMP)
-	@$(BIN)/python -m pytest -m "not slow"
+	@$(BIN)/python -m pytest -m "not slow and not deep"
+
+test-deep: $(STAMP)
+	@$(BIN)/python -m pytest -m deep -n auto --dist loadgroup --durations=12
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .
@@ -47,6 +53,16 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	@$(BIN)/python -m simulations.bench
+
+$(DOCS_STAMP): $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,docs]'
+	@touch $@
+
+# Strict: a dead link, a missing anchor or a page outside the navigation fails it (not with --quiet).
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(DOCS_STAMP)
+	@$(BIN)/mkdocs build --strict
+	@echo "build/site/index.html"
 
 clean:
 	rm -rf $(VENV) runs build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

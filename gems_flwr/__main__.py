@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gems_flwr.disk.faults import file_fault
-from gems_flwr.errors import EmptyIntersectionError, GemsError, SpaceError
+from gems_flwr.errors import EmptyIntersectionError, GemsError
 from gems_flwr.offline import aggregate_files, describe
 from gems_flwr.runtime.flower_cli import COMPLETED, FlowerCli
 from gems_flwr.spaces.space_files import load_space
@@ -22,7 +22,8 @@ from gems_flwr.spaces.space_files import load_space
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
-    Returns 0 for success, 1 for a run that failed, 2 for bad input, 3 for an empty intersection.
+    Returns 0 for success, 1 for a run that failed, 2 for bad input, 3 for an empty intersection,
+    130 if it was interrupted.
     """
     options = _parser().parse_args(arguments)
     try:
@@ -30,12 +31,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except EmptyIntersectionError as error:
         print(error, file=sys.stderr)
         return 3
-    except (GemsError, SpaceError) as error:
+    except GemsError as error:
         print(error, file=sys.stderr)
         return 2
     except OSError as error:
         print(file_fault(error), file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        # A run that was submitted goes on without us.
+        print("interrupted", file=sys.stderr)
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:

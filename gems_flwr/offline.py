@@ -18,24 +18,38 @@ from safetensors.numpy import load_file, save_file
 
 from gems_flwr.disk.files import replacing
 from gems_flwr.disk.lock import hold_folder
-from gems_flwr.errors import Failure, GemsError, SpaceError
+from gems_flwr.errors import Failure, OfflineError, SpaceError
 from gems_flwr.intersect.aggregate import Aggregate, OnEmpty, aggregate_spaces
 from gems_flwr.intersect.cone_objective import ConeOptions
 from gems_flwr.intersect.result import Select
-from gems_flwr.spaces.ball import BallSet
+from gems_flwr.spaces.ball import BallSet, BallSpace
 from gems_flwr.spaces.cone import ClassMomentCone
 from gems_flwr.spaces.covariance import LowRankCovariance
+from gems_flwr.spaces.ellipsoid import EllipsoidSpace
 from gems_flwr.spaces.output_layer import flatten_linear, unflatten_linear
 from gems_flwr.spaces.space_files import SUFFIX, Space, SpaceFolder, load_space
 
 
-class OfflineError(GemsError, ValueError):
-    """Files that cannot be aggregated."""
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class OfflineResult:
-    """What came of aggregating files."""
+    """What came of aggregating files.
+
+    Examples
+    --------
+    What `aggregate_files` returns:
+
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> import torch
+    >>> from gems_flwr import build_cone, aggregate_files, save_space
+    >>> cone = build_cone(torch.randn(200, 3), torch.arange(200) % 2, num_classes=2)
+    >>> with TemporaryDirectory() as folder:
+    ...     files = [Path(folder, f"{name}.safetensors") for name in ("north", "south")]
+    ...     sizes = [save_space(file, cone) for file in files]
+    ...     result = aggregate_files(files, Path(folder, "model.safetensors"))
+    >>> result.rejected, result.aggregate.intersection.status
+    ((), 'feasible')
+    """
 
     aggregate: Aggregate
     nodes: tuple[str, ...]
@@ -74,12 +88,33 @@ def aggregate_files(
     Raises
     ------
     OfflineError
-        If no file is usable, or the spaces do not fit together.
+        If no file is usable, the spaces do not fit together, or the layer cannot be written as
+        asked for.
     FolderInUseError
         If another process adds to the same spaces.
     DiskError
         If spaces or layer cannot be written.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> import torch
+    >>> from gems_flwr import build_cone, aggregate_files, save_space
+    >>> cone = build_cone(torch.randn(200, 3), torch.arange(200) % 2, num_classes=2)
+    >>> with TemporaryDirectory() as folder:
+    ...     files = [Path(folder, f"{name}.safetensors") for name in ("north", "south")]
+    ...     sizes = [save_space(file, cone) for file in files]
+    ...     result = aggregate_files(files, Path(folder, "model.safetensors"))
+    >>> result.nodes
+    ('north', 'south')
     """
+    if not output.name or output.is_dir():
+        raise OfflineError(f"{output} is a folder; name the file to write")
+    if output.resolve() in [path.resolve() for path in files]:
+        raise OfflineError(f"{output} is one of the space files; name another one to write")
+    if keys[0] == keys[1]:
+        raise OfflineError(f"weight and bias need different names, got '{keys[0]}' for both")
     kept = output.with_suffix(".spaces")
     with hold_folder(kept):
         folder = SpaceFolder(kept)
@@ -135,6 +170,8 @@ def _as_layer(
         classes = like.num_classes
     if classes is None:
         raise OfflineError(f"a {like.kind} is flat: say how many classes the task has")
+    if classes < 1:
+        raise OfflineError(f"a task has at least 1 class, got {classes}")
     features, rest = divmod(point.size, classes)
     if rest or features < 2:
         raise OfflineError(f"{point.size} weights do not make a layer of {classes} classes")
@@ -181,6 +218,8 @@ def describe(space: Space) -> list[tuple[str, str]]:
         return rows
     balls = space.balls if isinstance(space, BallSet) else (space,)
     for ball in balls:
+        if not isinstance(ball, BallSpace | EllipsoidSpace):
+            continue
         r = ball.radius
         rows.append(("radius", f"{r.value:.4g}, {r.method}, for epsilon {r.epsilon:g}"))
     return [*rows, ("weights", f"{space.dimension:,} of the node's own model")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,3 +11,9 @@ from numpy.typing import NDArray
 Float = NDArray[np.float64]
 # A model: arrays by the names of its parameters.
 Arrays = Mapping[str, NDArray]
+# How many directions of a class's covariance a cone has; see `moments.cone_building`.
+Rank = int | Literal["auto", "full"]
+# What the deviation of a neuron's output is counted in; see `radii.neuron_data`.
+NeuronMeasure = Literal["absolute", "relative"]
+# Inputs and their classes, as users hand them in; see `gems_flwr.samples` for what is made of it.
+ArrayPair = tuple[NDArray, NDArray]

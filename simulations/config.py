@@ -29,12 +29,18 @@ from omegaconf.errors import OmegaConfBaseException
 from gems_flwr.disk.faults import file_fault
 from gems_flwr.errors import GemsError
 from simulations.experiment.training import TrainOptions
+from simulations.flat_options import flat_strategy, new_form
 from simulations.options import MultiModelConfig, StreamConfig
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "conf"
 GROUPS = ("strategy", "dataset", "partition", "model", "backend")
 # What a run is told for the sake of the person or the machine, not of the result.
 _NOT_IN_NAME = ("data_dir", "progress", "fresh", "label", "wait_seconds", "return_seconds")
+# Classes that have moved go by the names that earlier runs know, so that these keep theirs.
+_FORMER_TARGETS = {
+    "simulations.partitions.Groups": "simulations.groups.Groups",
+    "simulations.partitions.Skew": "simulations.multi_model.Skew",
+}
 
 
 class ConfigError(GemsError, ValueError):
@@ -49,6 +55,7 @@ class StopConfig:
     patience: Optional[int] = None  # noqa: UP045
     metric: str = "accuracy"
     goal: str = "max"
+    rules: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         _require("stop.goal", self.goal, self.goal in ("max", "min"), "max or min")
@@ -145,10 +152,16 @@ class RunConfig:
     def fingerprint(self) -> str:
         """Return a short digest of everything that can change the result."""
         values = {k: v for k, v in asdict(self).items() if k not in _NOT_IN_NAME}
+        values["strategy"] = flat_strategy(self.strategy)
         if not self.multi_model.tasks:
             # Without tasks it means nothing, and runs made before it existed keep their names.
             del values["multi_model"]
+        if not self.stop.rules:
+            # Likewise.
+            values["stop"] = {k: v for k, v in values["stop"].items() if k != "rules"}
         text = json.dumps(values, sort_keys=True)
+        for target, former in _FORMER_TARGETS.items():
+            text = text.replace(json.dumps(target), json.dumps(former))
         return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
     def run_name(self) -> str:
@@ -165,11 +178,9 @@ def variant_of(config: RunConfig) -> str:
     own state. Groups other than the strategy are named with their keys.
     """
     main: Any = OmegaConf.to_container(OmegaConf.load(CONFIG_DIR / "config.yaml"))
-    chosen: Any = OmegaConf.to_container(
-        OmegaConf.load(CONFIG_DIR / "strategy" / f"{config.names['strategy']}.yaml")
-    )
+    chosen = _load("strategy", config.names["strategy"])
     defaults: dict[str, dict[str, Any]] = {
-        "strategy": chosen["strategy"],
+        "strategy": flat_strategy(chosen["strategy"]),
         "train": main["train"] | chosen.get("train", {}),
         "": {key: (main | chosen)[key] for key in ("rounds", "own_initial_weights")},
         "stream": main["stream"] | chosen.get("stream", {}),
@@ -179,11 +190,39 @@ def variant_of(config: RunConfig) -> str:
         path = CONFIG_DIR / group / f"{config.names[group]}.yaml"
         defaults[group] = OmegaConf.to_container(OmegaConf.load(path))  # type: ignore[assignment]
     values = asdict(config)
+    values["strategy"] = flat_strategy(config.strategy)
     changed = []
     for section, options in defaults.items():
         prefix = "" if section in ("strategy", "") else f"{section}."
-        changed += _changed(values[section] if section else values, options, prefix)
+        now = values[section] if section else values
+        if section == "strategy":
+            # A space has options that stand in its own file alone.
+            options = _with_keys_of(now, options)
+        changed += _changed(now, options, prefix)
     return " ".join(changed)
+
+
+def _load(group: str, name: str) -> dict[str, Any]:
+    """Return what a file of a group holds, with the groups in its defaults put in their places."""
+    values: Any = OmegaConf.to_container(OmegaConf.load(CONFIG_DIR / group / f"{name}.yaml"))
+    for entry in values.pop("defaults", []):
+        for key, chosen in entry.items() if isinstance(entry, dict) else ():
+            inner, _, package = key.lstrip("/").partition("@")
+            *path, last = package.split(".")
+            place = values
+            for part in path:
+                place = place.setdefault(part, {})
+            place[last] = _load(inner, chosen) | place.get(last, {})
+    return dict(values)
+
+
+def _with_keys_of(now: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested defaults with all keys that there are; null for those that they lack."""
+    full = dict(defaults) | {key: None for key in now if key not in defaults}
+    return {
+        key: _with_keys_of(now[key], value) if isinstance(value, dict) else value
+        for key, value in full.items()
+    }
 
 
 def _changed(now: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str) -> list[str]:
@@ -225,6 +264,13 @@ def to_run_config(config: DictConfig, choices: Mapping[str, Any] | None = None) 
     for group in ("strategy", "dataset", "partition", "model"):
         check_options(group, own[group], get_object(own[group]["_target_"]))
     check_options("train", own["train"], TrainOptions)
+    for number, rule in enumerate(own["stop"].rules):
+        section = f"stop.rules[{number}]"
+        _require(section, rule, "_target_" in rule, "an object with a _target_")
+        try:
+            check_options(section, rule, get_object(rule["_target_"]))
+        except ImportError as error:
+            raise ConfigError(f"{section}: there is no {rule['_target_']}") from error
     own["names"] = {group: str(chosen[group]) for group in GROUPS}
     try:
         run = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RunConfig), own))
@@ -248,8 +294,21 @@ def check_options(group: str, node: DictConfig, target: Callable[..., Any]) -> N
         name = str(key)
         if name in ("_target_", "_convert_"):
             continue
+        if isinstance(value, str) and (CONFIG_DIR / group / name).is_dir():
+            raise ConfigError(
+                f"{group}.{name} has options of its own: write {group}/{name}={value}"
+            )
+        if name == "epsilon" and "space" in node and isinstance(value, int | float):
+            raise ConfigError(
+                f"{group}.epsilon is auto or one for each node; for all: "
+                f"{group}.space.epsilon={value}"
+            )
+        if isinstance(value, DictConfig) and "_target_" in value:
+            check_options(f"{group}.{name}", value, get_object(value["_target_"]))
+            continue
         if name not in accepted:
-            allowed = ", ".join(sorted(str(k) for k in node if k in accepted)) or "none"
+            named = sorted(str(k) for k in node if k in accepted) or sorted(accepted)
+            allowed = ", ".join(named) or "none"
             raise ConfigError(f"there is no {group}.{name}; the options of {group} are: {allowed}")
         kinds = _plain_types(hints.get(name))
         if kinds and not _fits(value, kinds):
@@ -301,6 +360,9 @@ def explain(error: Exception, overrides: Sequence[str] = ()) -> str:
     key = full_key.group(1)
     if "not in" not in text:
         return text.replace("Error merging override", "cannot set").split("    full_key")[0].strip()
+    now = new_form(key, overrides)
+    if now is not None:
+        return f"there is no key '{key}' any more; write {now}"
     section, _, name = key.rpartition(".")
     where = f" in {section}" if section else ""
     return f"there is no key '{name}'{where}; the keys are: {_keys_beside(key, overrides)}"

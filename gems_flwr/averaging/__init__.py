@@ -5,7 +5,7 @@ A model is a mapping from names to numpy arrays; nothing here knows about Flower
 - `means`: weighted means of models and of metrics.
 - `robust_means`, `krum`: medians, trimmed means and choices that a few bad models cannot move far.
 - `robust_rules`: which of these means replaces some models, and how many liars it bears.
-- `divergence`: squared distances between models.
+- `distances`: squared distances between models.
 - `synchronisation`: an averaging of models that live on the nodes.
 - `balancing`: the coordinator of dynamic averaging as a pure state machine.
 - `threshold`: thresholds of dynamic averaging that move.

@@ -40,9 +40,10 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from gems_flwr.averaging.divergence import squared_distance
+from gems_flwr.averaging.distances import squared_distance
 from gems_flwr.averaging.robust_rules import RobustRule
 from gems_flwr.averaging.synchronisation import Coordinator, Synchronisation, combined_floats
+from gems_flwr.errors import OptionError
 from gems_flwr.typing import Arrays
 
 Augmentation = Literal["random", "doubling", "all"]
@@ -79,14 +80,14 @@ class BalancingRule:
 
     def __post_init__(self) -> None:
         if not 0 < self.delta < float("inf"):
-            raise ValueError(f"delta must be a number above 0, got {self.delta}")
+            raise OptionError(f"delta must be a number above 0, got {self.delta}")
         for name, kinds in (
             ("augmentation", Augmentation),
             ("order", Order),
             ("condition", Condition),
         ):
             if getattr(self, name) not in get_args(kinds):
-                raise ValueError(
+                raise OptionError(
                     f"{name} must be one of {list(get_args(kinds))}, got '{getattr(self, name)}'"
                 )
 

@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from gems_flwr.averaging.krum import bulyan_mean, krum_order
 from gems_flwr.averaging.means import weighted_mean
 from gems_flwr.averaging.robust_means import coordinate_median, geometric_median, trimmed_mean
+from gems_flwr.errors import OptionError
 from gems_flwr.typing import Arrays
 
 RobustKind = Literal[
@@ -68,12 +69,12 @@ class RobustRule:
     def __post_init__(self) -> None:
         kinds = get_args(RobustKind)
         if self.kind not in kinds:
-            raise ValueError(f"robust must be one of {list(kinds)}, got {self.kind!r}")
+            raise OptionError(f"robust must be one of {list(kinds)}, got {self.kind!r}")
         whole = isinstance(self.liars, int) and not isinstance(self.liars, bool)
         if self.liars is not None and not (whole and self.liars >= 0):
-            raise ValueError(f"liars must be a whole number of at least 0, got {self.liars!r}")
+            raise OptionError(f"liars must be a whole number of at least 0, got {self.liars!r}")
         if not 0 < self.trim < 0.5:
-            raise ValueError(f"trim must be above 0 and below 0.5, got {self.trim}")
+            raise OptionError(f"trim must be above 0 and below 0.5, got {self.trim}")
 
     @property
     def is_on(self) -> bool:

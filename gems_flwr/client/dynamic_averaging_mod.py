@@ -26,14 +26,14 @@ from typing import cast
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from gems_flwr.averaging.divergence import squared_distance
+from gems_flwr.averaging.distances import squared_distance
 from gems_flwr.client.fault_reply_mod import fault_reply_mod, node_name
 from gems_flwr.errors import OutdatedMessageError
+from gems_flwr.wire.asking import requested_averaging
 from gems_flwr.wire.averaging_replies import (
     pack_averaging_reply,
     pack_needs_model,
     put_local_model,
-    requested_averaging,
     take_new_models,
 )
 from gems_flwr.wire.keys import (
@@ -48,7 +48,7 @@ from gems_flwr.wire.keys import (
     SERVER_ROUND,
 )
 from gems_flwr.wire.model_replies import instruction_config
-from gems_flwr.wire.records import to_numpy
+from gems_flwr.wire.records import only_model, to_numpy
 from gems_flwr.wire.requests import AveragingRequest
 
 Metrics = Mapping[str, int | float]
@@ -71,7 +71,28 @@ class _Memory:
 
 
 def dynamic_averaging_mod() -> Mod:
-    """Return a mod that keeps the local model on the node; see the module's docstring."""
+    """Return a mod that keeps the local model on the node; see the module's docstring.
+
+    Examples
+    --------
+    The handler is yours; this one adds the node's number to each weight:
+
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+    >>> from flwr.clientapp import ClientApp
+    >>> from gems_flwr import InProcessGrid, PeriodicAveraging, dynamic_averaging_mod
+    >>> app = ClientApp(mods=[dynamic_averaging_mod()])
+    >>> @app.train()
+    ... def train(message, context):
+    ...     [w] = message.content["arrays"].to_numpy_ndarrays()
+    ...     arrays = ArrayRecord([w + context.node_config["partition-id"]])
+    ...     metrics = MetricRecord({"num-examples": 1})
+    ...     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+    >>> grid = InProcessGrid(app, nodes=3)
+    >>> result = PeriodicAveraging(b=2).start(grid, ArrayRecord([np.zeros(2)]), num_rounds=2)
+    >>> result.arrays.to_numpy_ndarrays()
+    [array([2., 2.])]
+    """
 
     def guarded(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         if requested_averaging(message.content) is None:
@@ -158,10 +179,7 @@ def _train(
         reply = call_next(message, context)
         if reply.has_error():
             return reply
-        records = list(reply.content.array_records.values())
-        if len(records) != 1:
-            raise ValueError(f"the train handler replied with {len(records)} models, expected one")
-        model = records[0]
+        model = only_model(reply.content)
         new = _scalars(reply)
         sums = {key: metrics.get(key, 0) + new[key] for key in _SUMS if key in new}
         metrics = {**new, **sums}

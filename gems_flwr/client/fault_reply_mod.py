@@ -28,7 +28,24 @@ def node_name(context: Context) -> str:
 
 
 def fault_reply_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Run the handler; reply with an error that names the node and the fault if it fails."""
+    """Run the handler; reply with an error that names the node and the fault if it fails.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord
+    >>> from flwr.clientapp import ClientApp
+    >>> from gems_flwr import FedAvg, InProcessGrid, RoundFailedError, fault_reply_mod
+    >>> app = ClientApp(mods=[fault_reply_mod])
+    >>> @app.train()
+    ... def train(message, context):
+    ...     return None  # Flower alone would wait for the timeout
+    >>> try:
+    ...     FedAvg().start(InProcessGrid(app, nodes=2), ArrayRecord([np.zeros(2)]))
+    ... except RoundFailedError as error:
+    ...     print(error.failures[0].reason)
+    train failed on node 0: the handler returned NoneType, expected a Message
+    """
     try:
         reply = call_next(message, context)
         if isinstance(reply, Message):

@@ -16,7 +16,7 @@ lowest layers are common to all nodes. The handler has to respect both; see
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
 import numpy as np
@@ -30,7 +30,7 @@ from gems_flwr.client.limits import NodeLimits
 from gems_flwr.client.neuron_building import build_neurons
 from gems_flwr.client.privacy_ledger import spend
 from gems_flwr.client.privacy_mods import refuse_bypass
-from gems_flwr.client.space_building import build_space
+from gems_flwr.errors import ModelError
 from gems_flwr.networks.inputs import Data, LayerReader
 from gems_flwr.networks.layers import weight_layers
 from gems_flwr.radii.layer_data import LayerData
@@ -38,18 +38,19 @@ from gems_flwr.radii.quality import Quality
 from gems_flwr.runtime.seeding import derive_seed
 from gems_flwr.spaces.output_layer import OutputLayer
 from gems_flwr.typing import Arrays
-from gems_flwr.wire.keys import RUN_SEED, SERVER_ROUND
-from gems_flwr.wire.model_replies import instruction_config
-from gems_flwr.wire.neuron_replies import pack_neurons_reply, requested_neurons
-from gems_flwr.wire.records import to_numpy
-from gems_flwr.wire.requests import NeuronRequest, SpaceRequest
-from gems_flwr.wire.space_replies import (
-    pack_score_reply,
-    pack_space_reply,
+from gems_flwr.wire.asking import (
+    requested_neurons,
     requested_score,
     requested_space,
     wants_score,
 )
+from gems_flwr.wire.keys import RUN_SEED, SERVER_ROUND
+from gems_flwr.wire.model_replies import instruction_config
+from gems_flwr.wire.neuron_replies import pack_neurons_reply
+from gems_flwr.wire.records import only_model, to_numpy
+from gems_flwr.wire.requests import NeuronRequest
+from gems_flwr.wire.space_replies import pack_score_reply, pack_space_reply
+from gems_flwr.wire.space_requests import NodeLayer, SpaceRequest
 
 DataSource = Callable[[Context], Data]
 
@@ -82,6 +83,29 @@ def good_enough_mod(
     limits : NodeLimits, optional
         What the node gives away at most. By default its ``--node-config`` says so, and where that
         says nothing, the defaults of `NodeLimits` hold.
+
+    Examples
+    --------
+    Two nodes with one class each, and the model that is good enough for both:
+
+    >>> import numpy as np
+    >>> import torch
+    >>> from flwr.app import ArrayRecord
+    >>> from flwr.clientapp import ClientApp
+    >>> from gems_flwr import Gems, InProcessGrid, good_enough_mod
+    >>> def data(context):
+    ...     node = context.node_config["partition-id"]
+    ...     rng = np.random.default_rng(node)
+    ...     inputs = rng.normal(size=(100, 2)) + 5 * node
+    ...     return inputs.astype(np.float32), np.full(100, node)
+    >>> app = ClientApp(mods=[good_enough_mod(data)])
+    >>> @app.train()
+    ... def train(message, context):
+    ...     raise NotImplementedError("a cone needs no trained model")
+    >>> initial = ArrayRecord(torch.nn.Linear(2, 2).state_dict())
+    >>> result = Gems(verify=True).start(InProcessGrid(app, nodes=2), initial)
+    >>> result.details["node_scores"]
+    {'0': 1.0, '1': 1.0}
     """
 
     def good_enough(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -108,9 +132,10 @@ def good_enough_mod(
     ) -> Message:
         request = bounds.narrowed(request)
         received = to_numpy(_arrays(message))
-        reader, held_out, output = read_output(received, context)
+        source = train if train is not None and request.reads == "train" else validation
+        reader, data, output = read_output(received, source, context)
         trained = received
-        if request.kind != "cone":
+        if request.needs_training:
             reply = call_next(message, context)
             if reply.has_error():
                 return reply
@@ -121,15 +146,9 @@ def good_enough_mod(
         name = node_name(context)
         if request.private is not None:
             spend(request.private.squared_mu, bounds, context)
-        space = build_space(
-            request,
-            weight=weight,
-            bias=bias,
-            validation=reader.read(held_out, output),
-            train=reader.read(train(context) if train else validation(context), output),
-            seed=derive_seed(_run_seed(message), "space", _round(message), name),
-            largest_rank=bounds.rank_cap,
-        )
+        seed = derive_seed(_run_seed(message), "space", _round(message), name)
+        samples = reader.read(data, output)
+        space = request.build(NodeLayer(weight, bias, samples, seed, bounds.rank_cap))
         bounds.check_release(space)
         return Message(pack_space_reply(space, name=name), reply_to=message)
 
@@ -137,7 +156,7 @@ def good_enough_mod(
         request: NeuronRequest, message: Message, context: Context, call_next: ClientAppCallable
     ) -> Message:
         if model is None:
-            raise ValueError("a request for neurons needs the torch module: give the mod model=")
+            raise ModelError("a request for neurons needs the torch module: give the mod model=")
         reply = call_next(message, context)
         if reply.has_error():
             return reply
@@ -163,7 +182,7 @@ def good_enough_mod(
         request, name = requested_score(message.content), node_name(context)
         bounds.check_score(request)
         received = to_numpy(_arrays(message))
-        reader, held_out, output = read_output(received, context)
+        reader, held_out, output = read_output(received, validation, context)
         score, total = _score(received, output, reader, held_out)
         if request.private is not None:
             spend(request.private.squared_mu, bounds, context)
@@ -172,10 +191,14 @@ def good_enough_mod(
             score = request.private.noised(round(score * total), total, noise_seed)
         return Message(pack_score_reply(score, name=name), reply_to=message)
 
-    def read_output(received: Arrays, context: Context) -> tuple[LayerReader, Data, OutputLayer]:
+    def read_output(
+        received: Arrays, source: DataSource, context: Context
+    ) -> tuple[LayerReader, Data, OutputLayer]:
         reader = LayerReader(received, model() if model else None, layer)
-        held_out = validation(context)
-        return reader, held_out, reader.output_layer(held_out)
+        data = source(context)
+        output = reader.output_layer(data)
+        # Of batches that can be had only once, finding the layer has taken some.
+        return reader, source(context) if isinstance(data, Iterator) else data, output
 
     def guarded(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         return fault_reply_mod(message, context, lambda m, c: good_enough(m, c, call_next))
@@ -184,10 +207,7 @@ def good_enough_mod(
 
 
 def _arrays(message: Message) -> ArrayRecord:
-    records = list(message.content.array_records.values())
-    if len(records) != 1:
-        raise ValueError(f"expected one ArrayRecord with the model, got {len(records)}")
-    return records[0]
+    return only_model(message.content)
 
 
 def _run_seed(message: Message) -> int:
@@ -202,13 +222,13 @@ def _check_unchanged(sent: Arrays, trained: Arrays, frozen: Iterable[str]) -> No
     """Refuse a network of other shapes, or whose layers that all nodes share were changed."""
     shapes = {key: array.shape for key, array in sent.items()}
     if {key: array.shape for key, array in trained.items()} != shapes:
-        raise ValueError(
+        raise ModelError(
             f"training returned arrays of other names or shapes than {shapes}; build the model at "
             "the widths that were sent, with resize_model"
         )
     changed = [key for key in frozen if not np.array_equal(sent[key], trained[key])]
     if changed:
-        raise ValueError(
+        raise ModelError(
             f"training changed {changed}, which all nodes must have in common: the space would be "
             "about other inputs; call freeze_layers in training (one round of GEMS can do "
             "without training: ask for cones)"

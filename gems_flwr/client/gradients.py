@@ -15,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from gems_flwr.errors import ModelError
+
 
 class GradientSum:
     """The uncorrected gradients of all steps, added up, in the order of the model's arrays."""
@@ -60,7 +62,7 @@ def corrected_gradients(
     floats = [name for name, array in model.state_dict().items() if array.is_floating_point()]
     sizes = [model.state_dict()[name].numel() for name in floats]
     if sum(sizes) != len(correction):
-        raise ValueError(f"the correction has {len(correction)} numbers, the model {sum(sizes)}")
+        raise ModelError(f"the correction has {len(correction)} numbers, the model {sum(sizes)}")
     parts = dict(zip(floats, np.split(correction, np.cumsum(sizes)[:-1]), strict=True))
     hooks = []
     for name, weight in model.named_parameters():

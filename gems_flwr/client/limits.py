@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from flwr.app import Message
 
-from gems_flwr.errors import RefusedError
+from gems_flwr.errors import OptionError, RefusedError
 from gems_flwr.moments.automatic_rank import allowed_rank, may_send_full
 from gems_flwr.moments.class_sums import ClassSums
 from gems_flwr.moments.cone_building import MIN_COUNT
@@ -27,13 +27,17 @@ from gems_flwr.spaces.cone import ClassMomentCone
 from gems_flwr.spaces.covariance import LowRankCovariance
 from gems_flwr.spaces.curved_space import CurvedSpace
 from gems_flwr.spaces.space_files import Space
-from gems_flwr.wire.averaging_replies import requested_averaging
+from gems_flwr.wire.asking import (
+    requested_averaging,
+    requested_models,
+    requested_neurons,
+    requested_space,
+    requested_statistics,
+    wants_score,
+)
 from gems_flwr.wire.keys import EVALUATE, INTRODUCE, TRAIN
-from gems_flwr.wire.multi_model_requests import requested_models
-from gems_flwr.wire.neuron_replies import requested_neurons
-from gems_flwr.wire.requests import ScoreRequest, SpaceRequest, is_rank
-from gems_flwr.wire.space_replies import requested_space, wants_score
-from gems_flwr.wire.statistics_replies import requested_statistics
+from gems_flwr.wire.requests import ScoreRequest
+from gems_flwr.wire.space_requests import Cone, SpaceRequest, is_rank
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +71,14 @@ class NodeLimits:
     share_examples, seeded_noise : bool, default False
         Whether the node hands out its raw data (the pooled reference), and draws private noise
         from the run's seed. For simulations only, where all data is on one machine anyway.
+
+    Examples
+    --------
+    >>> from gems_flwr import NodeLimits
+    >>> NodeLimits(require_dp=True, dp_budget=3.0).require_dp
+    True
+    >>> NodeLimits.of_node({"largest-rank": 20, "name": "north"}).largest_rank
+    20
     """
 
     min_count: int = 2
@@ -89,7 +101,7 @@ class NodeLimits:
         }
         for name, (holds, allowed) in rules.items():
             if not holds:
-                raise ValueError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
+                raise OptionError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
 
     @classmethod
     def of_node(cls, config: Mapping[str, Any]) -> NodeLimits:
@@ -97,7 +109,7 @@ class NodeLimits:
 
         Raises
         ------
-        ValueError
+        OptionError
             Names the key and what it may be.
         """
         given: dict[str, Any] = {}
@@ -107,7 +119,7 @@ class NodeLimits:
             value = config[key]
             if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
                 allowed = " or ".join(kind.__name__ for kind in kinds)
-                raise ValueError(f"node-config {key}: expected {allowed}, got {value!r}")
+                raise OptionError(f"node-config {key}: expected {allowed}, got {value!r}")
             given[name] = value
         return cls(**given)
 
@@ -129,7 +141,7 @@ class NodeLimits:
             return request
         if self.require_dp:
             raise RefusedError("require_dp", f"a {request.kind} without noise; set dp_epsilon")
-        if request.kind != "cone":
+        if not isinstance(request, Cone):
             return request
         if request.min_count is None:
             default = 2 if request.rank == "auto" else MIN_COUNT

@@ -32,7 +32,8 @@ from numpy.typing import NDArray
 
 from gems_flwr.averaging.steps import best_beta, residual_norm, update_of
 from gems_flwr.client.fault_reply_mod import fault_reply_mod, node_name
-from gems_flwr.errors import OutdatedMessageError, describe_fault
+from gems_flwr.errors import ModelError, OutdatedMessageError, describe_fault
+from gems_flwr.wire.asking import requested_models
 from gems_flwr.wire.keys import MULTI_MODEL, SERVER_ROUND
 from gems_flwr.wire.model_replies import instruction_config
 from gems_flwr.wire.multi_model_replies import (
@@ -43,14 +44,13 @@ from gems_flwr.wire.multi_model_replies import (
     take_gradient,
 )
 from gems_flwr.wire.multi_model_requests import (
-    requested_models,
     sent_controls,
     sent_weights,
     single_instruction,
     vector_of,
     vector_record,
 )
-from gems_flwr.wire.records import to_numpy
+from gems_flwr.wire.records import only_model, to_numpy
 from gems_flwr.wire.requests import ModelsRequest
 
 Loss = Callable[[Context, str, ArrayRecord], float]
@@ -83,8 +83,7 @@ def multi_model_mod(
     >>> import numpy as np
     >>> from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
     >>> from flwr.clientapp import ClientApp
-    >>> from gems_flwr import MultiModel, join_models, multi_model_mod
-    >>> from gems_flwr.runtime.inprocess_grid import InProcessGrid
+    >>> from gems_flwr import InProcessGrid, MultiModel, join_models, multi_model_mod
     >>> mod = multi_model_mod(
     ...     holdings=lambda context: {"faces": 60, "words": 5},
     ...     capacity=lambda context: 2,
@@ -182,7 +181,7 @@ class _ModelsMessage:
         if weights is None:
             return False
         if self.loss is None:
-            raise ValueError(
+            raise ModelError(
                 "the server asks for local losses (sampling=lvr), but multi_model_mod was given "
                 "no loss"
             )
@@ -252,23 +251,21 @@ class _ModelsMessage:
             raise RuntimeError(reply.error.reason)
         if old is not None:
             self._advance_control(name, reply.content, old)
-        records = list(reply.content.array_records.values())
-        if len(records) != 1:
-            raise ValueError(f"the train handler replied with {len(records)} models, expected one")
+        trained = only_model(reply.content)
         metrics = {
             key: value
             for record in reply.content.metric_records.values()
             for key, value in record.items()
             if not isinstance(value, list)
         }
-        return records[0], metrics
+        return trained, metrics
 
     def _advance_control(self, name: str, content: RecordDict, old: NDArray) -> None:
         # SCAFFOLD's option II, c_i − c + (x − y) / (Kη), is the mean gradient if steps are plain
         # SGD; taken from the gradients themselves, nobody needs to know K and η.
         gradient = take_gradient(content)
         if gradient is None:
-            raise ValueError(
+            raise ModelError(
                 "SCAFFOLD corrects every gradient, which this node's train handler does not do; "
                 "use task_client_app, or another sampling than scaffold"
             )

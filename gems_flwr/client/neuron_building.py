@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from gems_flwr.errors import ModelError
 from gems_flwr.networks.hidden import read_neuron_inputs
 from gems_flwr.networks.inputs import Data
 from gems_flwr.networks.layers import outgoing_rows, weight_layers
@@ -42,9 +43,9 @@ def build_neurons(
     activation : torch.nn.Module, optional
         What follows the layer where the model does not show it.
     """
-    layers = weight_layers(arrays)
+    layers, asked = weight_layers(arrays), request.neurons
     if request.layer >= len(layers) - 1:
-        raise ValueError(
+        raise ModelError(
             f"the server asks for hidden layer {request.layer}, the model has {len(layers) - 1}"
         )
     layer = layers[request.layer]
@@ -53,7 +54,7 @@ def build_neurons(
         arrays,
         request.layer,
         data,
-        max_rows=request.max_rows,
+        max_rows=asked.max_rows,
         seed=seed,
         activation=activation,
     )
@@ -63,14 +64,14 @@ def build_neurons(
         bias=None if layer.bias is None else _tensor(arrays[layer.bias]),
         inputs=inputs.rows,
         activation=inputs.activation,
-        outgoing=outgoing if request.outgoing else None,
+        outgoing=outgoing if asked.outgoing else None,
     )
     return build_neuron_balls(
         neurons,
         request.epsilon,
-        request.radius,
-        directions=request.directions,
-        measure=request.measure,
+        asked.radius,
+        directions=asked.directions,
+        measure=asked.measure,
         seed=seed % 2**63,
         outgoing_norms=outgoing.norm(dim=1),
     )

@@ -24,10 +24,11 @@ from gems_flwr.model_merging.layer_statistics import statistics_shapes
 from gems_flwr.model_merging.measure import measure_statistics
 from gems_flwr.networks.inputs import Data
 from gems_flwr.runtime.seeding import derive_seed
+from gems_flwr.wire.asking import requested_statistics
 from gems_flwr.wire.keys import RUN_SEED
 from gems_flwr.wire.model_replies import instruction_config, unpack_metrics_reply
-from gems_flwr.wire.records import to_numpy
-from gems_flwr.wire.statistics_replies import put_statistics, requested_statistics
+from gems_flwr.wire.records import only_model, to_numpy
+from gems_flwr.wire.statistics_replies import put_statistics
 
 
 def statistics_mod(
@@ -47,6 +48,18 @@ def statistics_mod(
     limits : NodeLimits, optional
         What the node gives away at most, by default what its ``--node-config`` says. Second moments
         of a layer's inputs are full moments: they are refused where the samples are too few.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from flwr.clientapp import ClientApp
+    >>> from gems_flwr import statistics_mod
+    >>> def data(context):
+    ...     rng = np.random.default_rng(context.node_config["partition-id"])
+    ...     return rng.normal(size=(100, 2)).astype(np.float32), np.arange(100) % 2
+    >>> app = ClientApp(mods=[statistics_mod(data)])
+
+    and a train handler; `MergedModels` has a whole run.
     """
 
     def measured(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -65,10 +78,7 @@ def statistics_mod(
         reply = call_next(message, context)
         if reply.has_error():
             return reply
-        records = list(reply.content.array_records.values())
-        if len(records) != 1:
-            raise ValueError(f"expected one ArrayRecord with the model, got {len(records)}")
-        arrays = to_numpy(records[0])
+        arrays = to_numpy(only_model(reply.content))
         for shapes in statistics_shapes(request.method, arrays).values():
             if "inputs" in shapes:
                 samples = int(unpack_metrics_reply(reply.content).num_examples)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
+from gems_flwr.errors import ModelError
 from gems_flwr.typing import Arrays
 
 
@@ -29,6 +30,12 @@ class Report:
         Samples used, greater than 0: the node's weight in averages.
     metrics : mapping from str to float
         Scalars such as ``loss`` and ``accuracy``.
+
+    Examples
+    --------
+    >>> from gems_flwr import Report
+    >>> Report(num_examples=120, metrics={"loss": 0.3}).metrics["loss"]
+    0.3
     """
 
     num_examples: int
@@ -36,7 +43,30 @@ class Report:
 
 
 class Task(ABC):
-    """One node's model and data."""
+    """One node's model and data.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from gems_flwr import Report, Task
+    >>> class Blobs(Task):
+    ...     inputs, labels = torch.randn(64, 2), torch.arange(64) % 2
+    ...     def build_model(self):
+    ...         return torch.nn.Linear(2, 2)
+    ...     def train(self, model, *, seed, config):
+    ...         step = torch.optim.SGD(model.parameters(), lr=0.1)
+    ...         loss = torch.nn.functional.cross_entropy(model(self.inputs), self.labels)
+    ...         loss.backward()
+    ...         step.step()
+    ...         return Report(64, {"loss": loss.item()})
+    ...     def evaluate(self, model, *, config):
+    ...         return Report(64, {"loss": self.loss(model)})
+    ...     def validation_data(self):
+    ...         return self.inputs, self.labels
+    >>> task = Blobs()
+    >>> task.train(task.build_model(), seed=0, config={}).num_examples
+    64
+    """
 
     @abstractmethod
     def build_model(self) -> nn.Module:
@@ -137,7 +167,7 @@ class TaskSet:
     def task(self, name: str | None) -> Task:
         """Return the task of a model."""
         if name is None or name not in self.tasks:
-            raise ValueError(
+            raise ModelError(
                 f"this node has the models {sorted(self.tasks)}, and the message is about "
                 f"{'none in particular' if name is None else repr(name)}"
             )

@@ -20,10 +20,15 @@ from gems_flwr.client.limits import NodeLimits
 from gems_flwr.client.multi_model_mod import multi_model_mod
 from gems_flwr.client.statistics_mod import statistics_mod
 from gems_flwr.client.task import Task, TaskSet
-from gems_flwr.errors import RefusedError
+from gems_flwr.errors import ModelError, RefusedError
 from gems_flwr.networks.surgery import freeze_layers, resize_model
 from gems_flwr.runtime.seeding import derive_seed
-from gems_flwr.wire.averaging_replies import requested_averaging
+from gems_flwr.wire.asking import (
+    frozen_layers,
+    requested_averaging,
+    requested_models,
+    requested_statistics,
+)
 from gems_flwr.wire.keys import (
     ARRAYS,
     INTRODUCE,
@@ -40,10 +45,8 @@ from gems_flwr.wire.model_replies import (
     pack_name,
 )
 from gems_flwr.wire.multi_model_replies import put_gradient
-from gems_flwr.wire.multi_model_requests import gradient_correction, named_model, requested_models
-from gems_flwr.wire.neuron_replies import frozen_layers
+from gems_flwr.wire.multi_model_requests import gradient_correction, named_model
 from gems_flwr.wire.records import to_numpy, to_record
-from gems_flwr.wire.statistics_replies import requested_statistics
 
 
 def task_client_app(
@@ -68,6 +71,31 @@ def task_client_app(
         layer's neurons (at the widths and with the frozen layers that the server wants), for
         dynamic averaging, for statistics to merge by or for several models, ``evaluate`` and
         ``query.introduce``; every fault in the task becomes an error reply.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from flwr.app import ArrayRecord
+    >>> from gems_flwr import FedAvg, InProcessGrid, Report, Task, task_client_app
+    >>> class Blobs(Task):
+    ...     inputs, labels = torch.randn(64, 2), torch.arange(64) % 2
+    ...     def build_model(self):
+    ...         return torch.nn.Linear(2, 2)
+    ...     def train(self, model, *, seed, config):
+    ...         step = torch.optim.SGD(model.parameters(), lr=0.1)
+    ...         loss = torch.nn.functional.cross_entropy(model(self.inputs), self.labels)
+    ...         loss.backward()
+    ...         step.step()
+    ...         return Report(64, {"loss": loss.item()})
+    ...     def evaluate(self, model, *, config):
+    ...         return Report(64, {"loss": self.loss(model)})
+    ...     def validation_data(self):
+    ...         return self.inputs, self.labels
+    >>> app = task_client_app(lambda context: Blobs())
+    >>> initial = ArrayRecord(Blobs().build_model().state_dict())
+    >>> result = FedAvg().start(InProcessGrid(app, nodes=2), initial, num_rounds=2)
+    >>> len(result.train_metrics_clientapp)
+    2
     """
     app = ClientApp()
 
@@ -185,7 +213,7 @@ def _load_model(task: Task, content: RecordDict) -> nn.Module:
     model = task.build_model()
     record = content.get(ARRAYS)
     if not isinstance(record, ArrayRecord):
-        raise ValueError(f"the message has no ArrayRecord '{ARRAYS}'")
+        raise ModelError(f"the message has no ArrayRecord '{ARRAYS}'")
     return resize_model(model, to_numpy(record))
 
 
@@ -195,7 +223,7 @@ def _pick(made: Task | TaskSet, message: Message) -> Task:
 
 def _several(made: Task | TaskSet) -> TaskSet:
     if not isinstance(made, TaskSet):
-        raise ValueError("the server trains several models, but make_task returned a single task")
+        raise ModelError("the server trains several models, but make_task returned a single task")
     return made
 
 

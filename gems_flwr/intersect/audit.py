@@ -50,7 +50,6 @@ def audit_nodes(
     aggregate: Callable[[Sequence[str]], M],
     score: Callable[[M], Mapping[str, float]],
     *,
-    least_gain: float = LEAST_GAIN,
     at_least: int = 2,
 ) -> Audit[M]:
     """Leave out, one after the other, nodes without which most others do clearly better.
@@ -63,8 +62,6 @@ def audit_nodes(
         Gets the names of some nodes, returns the model from their contributions.
     score : callable
         Gets a model, returns each node's accuracy with it, from 0 to 1.
-    least_gain : float
-        Accuracy that the others must gain (median), above 0.
     at_least : int
         How many nodes must be left. Never are half of the nodes or more convicted.
     """
@@ -82,7 +79,7 @@ def audit_nodes(
             gain = _lower_median(changes)
             trials.append((gain, suspect, other, theirs))
         gain, worst, other, theirs = max(trials, key=lambda trial: trial[0])
-        if gain < least_gain:
+        if gain < LEAST_GAIN:
             break
         convicted[worst] = gain
         remaining.remove(worst)

@@ -31,15 +31,6 @@ from gems_flwr.spaces.ball import BallSpace
 from gems_flwr.typing import Float
 
 
-def two_balls(first: BallSpace, second: BallSpace) -> Float:
-    """Return the point of 2018 between two centres: in both balls if they meet at all."""
-    r1, r2 = first.radius.value, second.radius.value
-    c1, c2 = first.center.astype(np.float64), second.center.astype(np.float64)
-    if r1 + r2 == 0:
-        return np.asarray((c1 + c2) / 2)
-    return np.asarray((c1 * r2 + c2 * r1) / (r1 + r2))
-
-
 def intersect_balls(
     balls: Sequence[BallSpace], select: Select = "first", tolerance: float = 1e-10
 ) -> Intersection:

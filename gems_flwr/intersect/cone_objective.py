@@ -23,12 +23,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot, softplus
 
+from gems_flwr.errors import OptionError
 from gems_flwr.intersect.components import CascadeSum, ComponentBlock
 from gems_flwr.intersect.pooled_moments import PooledMoments
+from gems_flwr.samples import Samples
 from gems_flwr.typing import Float
 
 RIDGE_FULL = 2e-3
 RIDGE_LOW_RANK = 3e-4
+# Of the Gauss-Hermite sum that stands for an expectation.
+POINTS = 9
 
 ClassWeight = Literal["counts", "balanced"]
 
@@ -45,8 +49,6 @@ class ConeOptions:
         acts as a ridge (both were chosen on MNIST validation data).
     iterations : int
         L-BFGS steps at most.
-    points : int
-        Gauss-Hermite points.
     device : str
         Where the objective is evaluated.
     class_weight : {"counts", "balanced"}
@@ -56,44 +58,48 @@ class ConeOptions:
 
     ridge: float | None = None
     iterations: int = 200
-    points: int = 9
     device: str = "cpu"
     class_weight: ClassWeight = "counts"
 
     def __post_init__(self) -> None:
         if self.class_weight not in get_args(ClassWeight):
             allowed = list(get_args(ClassWeight))
-            raise ValueError(f"class_weight: expected one of {allowed}, got {self.class_weight!r}")
-        for name, low in (("ridge", 0), ("iterations", 1), ("points", 1)):
+            raise OptionError(f"class_weight: expected one of {allowed}, got {self.class_weight!r}")
+        for name, low in (("ridge", 0), ("iterations", 1)):
             value = getattr(self, name)
             if value is not None and not value >= low:
-                raise ValueError(f"{name}: expected at least {low}, got {value}")
+                raise OptionError(f"{name}: expected at least {low}, got {value}")
 
 
 # Of a full covariance in double precision at a time.
 _ROWS_BYTES = 2**20
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class PublicSample:
-    """A public sample that joins the objective with ``weight`` times its mean loss."""
-
-    inputs: Tensor
-    labels: Tensor
-    weight: float
-
-
 class ConeObjective:
-    """The smooth objective as a function of scaled weights (C, D) and bias (C,)."""
+    """The smooth objective as a function of scaled weights (C, D) and bias (C,).
+
+    Parameters
+    ----------
+    moments : PooledMoments
+        Of all nodes.
+    options : ConeOptions
+        Ridge, device and class weights.
+    public : Samples, optional
+        A public sample, which joins the objective with `public_weight` times its mean loss.
+    public_weight : float
+        At least 0.
+    """
 
     def __init__(
         self,
         moments: PooledMoments,
         options: ConeOptions,
-        public: PublicSample | None = None,
+        public: Samples | None = None,
+        public_weight: float = 0.0,
     ) -> None:
         self.device = torch.device(options.device)
         self.classes, self.public = moments.num_classes, public
+        self.public_weight = public_weight
         by_form = RIDGE_FULL if moments.matrices else RIDGE_LOW_RANK
         self.ridge = by_form if options.ridge is None else options.ridge
         shares = moments.shares
@@ -104,7 +110,7 @@ class ConeObjective:
         )
         self.matrices, self.low = moments.matrices, moments.low
         self.means = self._tensor(moments.means) / self.scale
-        nodes, weights = np.polynomial.hermite_e.hermegauss(options.points)
+        nodes, weights = np.polynomial.hermite_e.hermegauss(POINTS)
         self.nodes = self._tensor(nodes)
         self.node_weights = self._tensor(weights / weights.sum())
         if public is not None:
@@ -167,7 +173,7 @@ class ConeObjective:
         """Return the weighted loss of the public sample."""
         assert self.public is not None
         logits = self.public_inputs @ weight.T + bias
-        return self.public.weight * cross_entropy(logits, self.public_labels)
+        return self.public_weight * cross_entropy(logits, self.public_labels)
 
     def _tensor(self, array: NDArray) -> Tensor:
         return torch.from_numpy(array).to(self.device)

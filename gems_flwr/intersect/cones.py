@@ -25,9 +25,10 @@ import numpy as np
 import torch
 from scipy.optimize import minimize
 
-from gems_flwr.intersect.cone_objective import ConeObjective, ConeOptions, PublicSample
+from gems_flwr.intersect.cone_objective import ConeObjective, ConeOptions
 from gems_flwr.intersect.pooled_moments import pool_moments
 from gems_flwr.intersect.result import Intersection, in_all, node_margins
+from gems_flwr.samples import Samples
 from gems_flwr.spaces.cone import ClassMomentCone
 from gems_flwr.spaces.output_layer import flatten_linear
 from gems_flwr.typing import Float
@@ -36,8 +37,9 @@ from gems_flwr.typing import Float
 def solve_cones(
     cones: Sequence[ClassMomentCone],
     options: ConeOptions | None = None,
-    public: PublicSample | None = None,
+    public: Samples | None = None,
     start: Float | None = None,
+    public_weight: float = 0.0,
 ) -> Intersection:
     """Return the linear layer that serves the class moments of all nodes best.
 
@@ -47,10 +49,12 @@ def solve_cones(
         One per node, or one that others were merged into.
     options : ConeOptions, optional
         Ridge, iterations and so on.
-    public : PublicSample, optional
+    public : Samples, optional
         Joins the objective.
     start : array of shape (d,), optional
         Flat layer to start from, such as the result without a late node.
+    public_weight : float
+        Of the public sample's mean loss, at least 0.
 
     Returns
     -------
@@ -62,7 +66,7 @@ def solve_cones(
     began = time.perf_counter()
     options = options or ConeOptions()
     moments = pool_moments(cones)
-    objective = ConeObjective(moments, options, public)
+    objective = ConeObjective(moments, options, public, public_weight)
     classes, features = moments.num_classes, moments.means.shape[1]
     split, scale = classes * features, moments.feature_scale
 

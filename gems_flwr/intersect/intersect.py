@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gems_flwr.errors import OptionError
 from gems_flwr.intersect.balls import intersect_balls
-from gems_flwr.intersect.cone_objective import ConeOptions, PublicSample
 from gems_flwr.intersect.cones import solve_cones
 from gems_flwr.intersect.mixed import Convex, intersect_convex
 from gems_flwr.intersect.result import Intersection, Select
@@ -25,8 +25,6 @@ from gems_flwr.spaces.space_files import Space
 def intersect(
     spaces: Sequence[Space],
     select: Select | None = None,
-    cone_options: ConeOptions | None = None,
-    public: PublicSample | None = None,
 ) -> Intersection:
     """Return a model in the spaces of all nodes, or a proof that there is none.
 
@@ -36,28 +34,24 @@ def intersect(
         One per node, of one dimension.
     select : {"first", "margin", "objective"}, optional
         Which point; ``objective`` if there are only cones, else ``first``.
-    cone_options : ConeOptions, optional
-        For ``objective``.
-    public : PublicSample, optional
-        For ``objective``: joins the loss.
 
     Raises
     ------
-    ValueError
+    OptionError
         If there is no space, the dimensions differ, or the rule does not fit the spaces.
     """
     if not spaces:
-        raise ValueError("spaces: expected at least one, got none")
+        raise OptionError("spaces: expected at least one, got none")
     cones = [space for space in spaces if isinstance(space, ClassMomentCone)]
     only_cones = len(cones) == len(spaces)
     rule: Select = select or ("objective" if only_cones else "first")
     if rule == "objective":
         if not only_cones:
             kinds = sorted({space.kind for space in spaces})
-            raise ValueError(f"select: objective expects only cones, got {kinds}")
-        return solve_cones(cones, cone_options, public)
+            raise OptionError(f"select: objective expects only cones, got {kinds}")
+        return solve_cones(cones)
     if rule not in ("first", "margin"):
-        raise ValueError(f"select: expected first, margin or objective, got {rule!r}")
+        raise OptionError(f"select: expected first, margin or objective, got {rule!r}")
     if any(isinstance(space, BallSet) and len(space.balls) > 1 for space in spaces):
         return intersect_unions(spaces, rule)
     plain: list[Convex] = [s.balls[0] if isinstance(s, BallSet) else s for s in spaces]

@@ -1,10 +1,11 @@
-"""The intersection of ellipsoids, balls and cones together, with a certificate.
+"""The intersection of ellipsoids, balls, cones and any other convex sets, with a certificate.
 
 Ellipsoids and balls enter the dual of `quadratics` exactly. A class-moment cone enters by the
 half-spaces that hold it: the master problem is solved with those known so far, the cones cut
-off its solution, and so on. Dropping constraints can only enlarge a set, so a
-positive dual of a master problem proves that the intersection itself is empty; a point is only
-called feasible after every space has confirmed it.
+off its solution, and so on. So does any other `ConvexSet`, beside a ball or ellipsoid around it.
+Dropping constraints can only enlarge a set, so a positive dual of a master problem proves that
+the intersection itself is empty; a point is only called feasible after every space has confirmed
+it.
 
 Decided here: cones alone always share the zero layer, which the spaces exclude (``m > 0``).
 So with no ball or ellipsoid among the spaces the search is over ``|w| <= 1`` for the
@@ -23,10 +24,11 @@ from gems_flwr.intersect.quadratics import Quadratics, maximise_dual
 from gems_flwr.intersect.result import Intersection, Select, Status, in_all, node_margins, walk_from
 from gems_flwr.spaces.ball import BallSpace
 from gems_flwr.spaces.cone import ClassMomentCone, half_spaces
+from gems_flwr.spaces.convex_set import ConvexSet
 from gems_flwr.spaces.ellipsoid import EllipsoidSpace
 from gems_flwr.typing import Float
 
-Convex = BallSpace | EllipsoidSpace | ClassMomentCone
+Convex = BallSpace | EllipsoidSpace | ClassMomentCone | ConvexSet
 
 
 def intersect_convex(
@@ -40,13 +42,13 @@ def intersect_convex(
 
     Parameters
     ----------
-    spaces : sequence of BallSpace, EllipsoidSpace or ClassMomentCone
+    spaces : sequence of BallSpace, EllipsoidSpace, ClassMomentCone or ConvexSet
         One per node, of one dimension.
     select : {"first", "margin"}
         First feasible point on the way from the average, or the point whose largest
         constraint value is smallest (deepest relative to each space's size).
     rounds : int
-        How often cones may cut.
+        How often cones and other sets may cut.
     tolerance : float
         Duality gap to which the deepest point is found.
     limit_seconds : float
@@ -83,14 +85,19 @@ class _CuttingPlanes:
 
     def __init__(
         self,
-        centered: Sequence[BallSpace | EllipsoidSpace],
+        centered: Sequence[BallSpace | EllipsoidSpace | ConvexSet],
         cones: Sequence[ClassMomentCone],
         origin: Float,
         tolerance: float,
     ) -> None:
         self.cones, self.origin, self.tolerance = cones, origin, tolerance
         self.only_cones = not centered
-        rows = [Quadratics.of(space, origin) for space in centered]
+        exact = (BallSpace, EllipsoidSpace)
+        self.others = [space for space in centered if not isinstance(space, exact)]
+        rows = [
+            Quadratics.of(space if isinstance(space, exact) else space.outer(), origin)
+            for space in centered
+        ]
         if not rows:
             ones = np.ones((1, origin.size))
             rows = [Quadratics(ones, 0 * ones, np.array([-1.0]))]
@@ -103,17 +110,18 @@ class _CuttingPlanes:
     def run(self, spaces: Sequence[Convex], rounds: int, deadline: float, early: bool) -> Status:
         """Alternate master problem and cuts until there is a verdict."""
         found = False
-        normals = np.zeros((0, self.origin.size))
+        normals, offsets = np.zeros((0, self.origin.size)), np.zeros(0)
         if self.only_cones:
             # At the zero layer nothing is violated; the mean directions start the cuts.
             normals = np.concatenate([self._first_cuts(cone) for cone in self.cones])
+            offsets = np.zeros(len(normals))
         x: Float | None = None
         for _ in range(rounds):
             problem, old = self.problem, x
             if len(normals):
                 # Where weights are counted from is not the cone's tip: shift the offset.
                 cuts = Quadratics.planes(normals)
-                problem = problem + Quadratics(cuts.a, cuts.b, normals @ self.origin)
+                problem = problem + Quadratics(cuts.a, cuts.b, normals @ self.origin - offsets)
             if old is not None and len(problem.g) > len(old):
                 x = np.append(old, np.zeros(len(problem.g) - len(old)))
 
@@ -127,9 +135,9 @@ class _CuttingPlanes:
             rounding = problem.rounding(x, w)
             self.lower = max(self.lower, value - rounding)
             point = self.origin + w
-            fresh = [half_spaces(cone, point, cone.kappa, above=value) for cone in self.cones]
-            cuts_at = np.concatenate([*fresh, np.zeros((0, point.size))])
-            worst = float(max((cuts_at @ point).max(initial=-np.inf), problem.values(w).max()))
+            cuts_at, offsets_at = self._cuts(point, value)
+            beyond = cuts_at @ point - offsets_at
+            worst = float(max(beyond.max(initial=-np.inf), problem.values(w).max()))
             inside = in_all(spaces, point)
             if (inside and not found) or (inside == found and worst < self.upper):
                 self.upper, self.best, found = worst, point, found or inside
@@ -142,7 +150,21 @@ class _CuttingPlanes:
             if not len(cuts_at) or time.perf_counter() > deadline:
                 break
             normals = np.concatenate([normals, cuts_at])
+            offsets = np.concatenate([offsets, offsets_at])
         return "feasible" if found else "undecided"
+
+    def _cuts(self, point: Float, above: float) -> tuple[Float, Float]:
+        """Return the half-spaces that cut off a point: normals, and offsets, 0 for cones."""
+        fresh = [half_spaces(cone, point, cone.kappa, above=above) for cone in self.cones]
+        offsets = [np.zeros(len(normals)) for normals in fresh]
+        for space in self.others:
+            normals, own = space.cuts(point)
+            fresh.append(normals)
+            offsets.append(own)
+        return (
+            np.concatenate([*fresh, np.zeros((0, point.size))]),
+            np.concatenate([*offsets, np.zeros(0)]),
+        )
 
     def _first_cuts(self, cone: ClassMomentCone) -> Float:
         """Return the cuts at the layer whose rows are minus the class means: all violated."""

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from gems_flwr.intersect.cone_objective import ConeOptions, PublicSample
+from gems_flwr.intersect.cone_objective import ConeOptions
 from gems_flwr.intersect.cones import solve_cones
 from gems_flwr.intersect.result import Intersection
+from gems_flwr.samples import Samples
 from gems_flwr.spaces.cone import ClassMomentCone
 from gems_flwr.spaces.output_layer import flatten_linear, unflatten_linear
 from gems_flwr.typing import Float
@@ -139,5 +140,5 @@ def tune_cones(
     start : array of shape (d,), optional
         Layer to start from.
     """
-    sample = PublicSample(inputs, labels, public_weight(len(inputs), factor))
-    return solve_cones(cones, options, sample, start)
+    weight = public_weight(len(inputs), factor)
+    return solve_cones(cones, options, Samples(inputs, labels), start, weight)

@@ -21,6 +21,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from gems_flwr.errors import ModelError
 from gems_flwr.networks.layers import WeightLayer, weight_layers
 from gems_flwr.typing import Arrays
 
@@ -51,7 +52,7 @@ def check_linear(arrays: Arrays) -> tuple[WeightLayer, ...]:
     layers = weight_layers(arrays)
     for layer in layers:
         if len(layer.shape) != 1:
-            raise ValueError(
+            raise ModelError(
                 f"layer '{layer.name}' is no linear layer (its neurons have weights of shape "
                 f"{layer.shape}); regmean, fisher and kfac know chains of linear layers only, "
                 "matching takes convolutions too"

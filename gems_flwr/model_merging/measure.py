@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gems_flwr.errors import ModelError
 from gems_flwr.model_merging.layer_statistics import NEEDED, Kind, Method, Statistics, check_linear
 from gems_flwr.networks.inputs import Data, batches, on_device_of
 from gems_flwr.networks.layers import WeightLayer
@@ -54,7 +55,7 @@ def measure_statistics(
 
     Raises
     ------
-    ValueError
+    ModelError
         If there is no data, or the model is not the chain of linear layers that its arrays are.
     """
     kinds = NEEDED[method]
@@ -78,7 +79,7 @@ def measure_statistics(
                 old = totals[layer.weight].get(kind)
                 totals[layer.weight][kind] = fresh if old is None else old + fresh
     if not samples:
-        raise ValueError("there is no data to measure statistics on")
+        raise ModelError("there is no data to measure statistics on")
     return {
         weight: {kind: (total / samples).cpu().numpy() for kind, total in kinds.items()}
         for weight, kinds in totals.items()
@@ -90,7 +91,7 @@ def _prepared(
 ) -> tuple[nn.Module, list[nn.Linear]]:
     if model is None:
         if len(layers) > 1:
-            raise ValueError(
+            raise ModelError(
                 f"the model has {len(layers)} layers; give the mod the torch module (model=), so "
                 "that it can compute what each of them sees"
             )
@@ -108,7 +109,7 @@ def _prepared(
         if not isinstance(each, nn.Linear)
     ]
     if wrong:
-        raise ValueError(f"layers {wrong} are no torch.nn.Linear, whose inputs could be measured")
+        raise ModelError(f"layers {wrong} are no torch.nn.Linear, whose inputs could be measured")
     return module, [each for each in found if isinstance(each, nn.Linear)]
 
 
@@ -136,11 +137,11 @@ def _run(
         for handle in handles:
             handle.remove()
     if [layer for layer, _, _ in seen] != linear:
-        raise ValueError(
+        raise ModelError(
             "the model does not run its linear layers once each in the order of its arrays"
         )
     if any(a.ndim != 2 for _, a, _ in seen) or scores.ndim != 2:
-        raise ValueError("the model's linear layers must see one row per sample")
+        raise ModelError("the model's linear layers must see one row per sample")
     return scores, [(a, zero) for _, a, zero in seen]
 
 

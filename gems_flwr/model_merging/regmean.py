@@ -17,6 +17,7 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
 
+from gems_flwr.errors import ModelError
 from gems_flwr.model_merging.layer_statistics import Statistics, check_linear
 from gems_flwr.model_merging.rows import mean_rows, rows_of, shares, with_rows
 from gems_flwr.typing import Arrays, Float
@@ -100,7 +101,7 @@ def solve_regmean(
         step: Float = scipy.linalg.solve(total, pull.T, assume_a="pos").T
     except np.linalg.LinAlgError:
         if ridge == 0:
-            raise ValueError(
+            raise ModelError(
                 "the nodes' inputs do not determine the layer; set the ridge (damping) above 0"
             ) from None
         # A node's moments may be negative by as much as rounding explains, which is more than the

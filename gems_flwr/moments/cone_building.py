@@ -8,7 +8,6 @@ good on its training data by construction; moments do not depend on any trained 
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import numpy as np
 from torch import Tensor
@@ -19,13 +18,12 @@ from gems_flwr.moments.class_clusters import cluster_classes
 from gems_flwr.moments.class_sums import ClassSums, in_chunks, sum_classes
 from gems_flwr.moments.low_rank import compress
 from gems_flwr.moments.private_release import PrivateRelease, private_sums
-from gems_flwr.spaces.cone import ClassMomentCone, Rule
+from gems_flwr.spaces.cone import ClassMomentCone
 from gems_flwr.spaces.covariance import FullCovariance
+from gems_flwr.typing import Rank
 
 # Of classes whose form does not follow from their counts.
 MIN_COUNT = 32
-
-Rank = int | Literal["auto", "full"]
 
 
 def cone_from_sums(
@@ -33,7 +31,6 @@ def cone_from_sums(
     *,
     min_count: int = MIN_COUNT,
     epsilon: float = 0.5,
-    rule: Rule = "gaussian",
 ) -> ClassMomentCone:
     """Return the cone of class sums with full moments, small classes withheld.
 
@@ -43,7 +40,7 @@ def cone_from_sums(
         Of one node, or added over several.
     min_count : int
         Components with fewer samples are withheld.
-    epsilon, rule
+    epsilon : float
         As in `ClassMomentCone`.
 
     Raises
@@ -65,7 +62,6 @@ def cone_from_sums(
         means=means[keep].astype(np.float32),
         covariance=FullCovariance(covariances[keep].astype(np.float32)),
         epsilon=epsilon,
-        rule=rule,
         total_count=int(np.maximum(counts, 0).sum()),
         withheld=tuple(gone),
         withheld_count=int(np.maximum(counts[~keep], 0).sum()),
@@ -83,7 +79,6 @@ def build_cone(
     clusters: int = 1,
     min_count: int | None = None,
     epsilon: float = 0.5,
-    rule: Rule = "gaussian",
     private: PrivateRelease | None = None,
     seed: int = 0,
     noise_seed: int | None = None,
@@ -109,7 +104,7 @@ def build_cone(
         Components per class at most.
     min_count : int, optional
         Least samples of a component, from 1; see `least_count` for what holds by default.
-    epsilon, rule
+    epsilon : float
         As in `ClassMomentCone`.
     private : PrivateRelease, optional
         Add noise for differential privacy; one component per class then.
@@ -125,6 +120,14 @@ def build_cone(
     ------
     SpaceError
         If no class has enough samples.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from gems_flwr import build_cone
+    >>> cone = build_cone(torch.randn(200, 3), torch.arange(200) % 2, num_classes=2)
+    >>> cone.num_classes, cone.num_features
+    (2, 3)
     """
     least = least_count(rank, inputs.shape[1], min_count, private)
     if private is not None:
@@ -136,7 +139,7 @@ def build_cone(
         if clusters > 1:
             groups = cluster_classes(inputs, labels.long(), clusters, least, seed)
         sums = sum_classes(in_chunks(inputs, labels), num_classes, groups)
-    cone = cone_from_sums(sums, min_count=least, epsilon=epsilon, rule=rule)
+    cone = cone_from_sums(sums, min_count=least, epsilon=epsilon)
     if isinstance(rank, int):
         return compress(cone, rank, int8)
     if rank == "full" or private is not None:

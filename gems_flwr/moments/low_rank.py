@@ -88,7 +88,6 @@ def compress(cone: ClassMomentCone, rank: int, int8: bool = True) -> ClassMoment
         means=quantize(means, axis=1) if int8 else means.astype(np.float32),
         covariance=low_rank(matrices, rank, int8),
         epsilon=cone.epsilon,
-        rule=cone.rule,
         total_count=cone.total_count,
         withheld=cone.withheld,
         withheld_count=cone.withheld_count,

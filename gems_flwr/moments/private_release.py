@@ -32,6 +32,7 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr, ndtri
 from torch import Tensor
 
+from gems_flwr.errors import OptionError
 from gems_flwr.moments.class_sums import ClassSums, in_chunks, sum_classes
 
 # Of count, scaled sum and scaled outer product together, for one sample more or less.
@@ -62,7 +63,7 @@ class PrivateRelease:
     def __post_init__(self) -> None:
         _check_private(self.epsilon, self.delta)
         if not 0 < self.clip < math.inf:
-            raise ValueError(f"clip: expected a number in (0, inf), got {self.clip}")
+            raise OptionError(f"clip: expected a number in (0, inf), got {self.clip}")
 
     @property
     def noise(self) -> float:
@@ -146,7 +147,7 @@ def gaussian_noise(epsilon: float, delta: float, sensitivity: float) -> float:
 def _check_private(epsilon: float, delta: float) -> None:
     for name, value, high in (("epsilon", epsilon, math.inf), ("delta", delta, 1.0)):
         if not 0 < value < high:
-            raise ValueError(f"{name}: expected a number in (0, {high:g}), got {value}")
+            raise OptionError(f"{name}: expected a number in (0, {high:g}), got {value}")
 
 
 def _normal(seed: int | None) -> Callable[..., NDArray[np.float64]]:

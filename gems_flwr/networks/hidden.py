@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gems_flwr.errors import ModelError
 from gems_flwr.networks.inputs import Data, batches, watch
 from gems_flwr.networks.layers import weight_layers
 from gems_flwr.networks.surgery import resize_model
@@ -68,7 +69,7 @@ def read_neuron_inputs(
 
     Raises
     ------
-    ValueError
+    ModelError
         If the model is no such chain, or there is no data.
     """
     model = resize_model(model, arrays).eval()
@@ -76,7 +77,7 @@ def read_neuron_inputs(
     name = layers[index].name
     module = dict(model.named_modules())[name]
     if not isinstance(module, nn.Linear | nn.Conv2d):
-        raise ValueError(
+        raise ModelError(
             f"layer '{name}' is a {type(module).__name__}, not linear or convolutional"
         )
     seen: list[Tensor] = []
@@ -86,12 +87,12 @@ def read_neuron_inputs(
             found = _checked_chain(model, x[:2], [layer.name for layer in layers], index)
         seen.append(watch(model, x, [name])[0].inputs)
     if not seen:
-        raise ValueError("there is no data to build a space on")
+        raise ModelError("there is no data to build a space on")
     inputs = torch.cat(seen)
     rows = _rows(module, inputs, max_rows, seed)
     fallback = activation_of(activation or nn.ReLU())
     if fallback is None:
-        raise ValueError(f"{activation} is no activation")
+        raise ModelError(f"{activation} is no activation")
     return NeuronInputs(rows, found or fallback)
 
 
@@ -102,7 +103,7 @@ def _checked_chain(model: nn.Module, x: Tensor, names: list[str], index: int) ->
     steps = [step.name for step in watch(model, x, leaves)]
     ran = [name for name in steps if name in names]
     if ran != names:
-        raise ValueError(f"the model runs its layers as {ran}, its weights are ordered {names}")
+        raise ModelError(f"the model runs its layers as {ran}, its weights are ordered {names}")
     behind = steps[steps.index(names[index]) + 1 :]
     for name in behind:
         if name in names:
@@ -118,7 +119,7 @@ def _rows(module: nn.Linear | nn.Conv2d, inputs: Tensor, max_rows: int, seed: in
         return draw_rows(inputs.reshape(-1, inputs.shape[-1]), max_rows, seed)
     padding = module.padding
     if module.groups != 1 or isinstance(padding, str) or module.padding_mode != "zeros":
-        raise ValueError("only convolutions without groups and with plain zero padding are known")
+        raise ModelError("only convolutions without groups and with plain zero padding are known")
 
     def unfold(images: Tensor) -> Tensor:
         patches: Tensor = F.unfold(

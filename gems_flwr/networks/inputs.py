@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from gems_flwr.errors import ModelError
 from gems_flwr.networks.surgery import resize_model
 from gems_flwr.samples import Samples
 from gems_flwr.spaces.output_layer import OutputLayer, find_output_layer
@@ -50,7 +51,7 @@ def _pair(batch: Any) -> tuple[Any, Any]:
     named = [key for key in batch if key in _LABEL_NAMES]
     others = [key for key in batch if key not in _LABEL_NAMES]
     if len(named) != 1 or len(others) != 1:
-        raise ValueError(
+        raise ModelError(
             f"a batch must have its inputs and one of {list(_LABEL_NAMES)}, got {list(batch)}"
         )
     return batch[others[0]], batch[named[0]]
@@ -125,7 +126,7 @@ class LayerReader:
             self._module = resize_model(model, arrays).eval()
             if layer is not None and layer not in dict(model.named_modules()):
                 names = [n for n, m in model.named_modules() if isinstance(m, nn.Linear)]
-                raise ValueError(f"the model has no layer '{layer}'; its linear layers are {names}")
+                raise ModelError(f"the model has no layer '{layer}'; its linear layers are {names}")
 
     def output_layer(self, data: Data) -> OutputLayer:
         """Return which arrays are the output layer; data is only needed to try the model out."""
@@ -136,7 +137,7 @@ class LayerReader:
         layer = find_output_layer(self._arrays, self._name)
         below = [key for key in self._arrays if key not in (layer.weight, layer.bias)]
         if self._module is None and below:
-            raise ValueError(
+            raise ModelError(
                 f"the model has arrays below its output layer ({below}); give the mod the "
                 "torch module, so that it can compute the layer's inputs"
             )
@@ -149,10 +150,10 @@ class LayerReader:
             inputs.append(self._inputs(x))
             labels.append(y.reshape(-1).long())
         if not inputs:
-            raise ValueError("there is no data to build a space on")
+            raise ModelError("there is no data to build a space on")
         result = Samples(torch.cat(inputs), torch.cat(labels))
         if result.inputs.shape[1] != layer.features:
-            raise ValueError(
+            raise ModelError(
                 f"the output layer has {layer.features} inputs, the data gives "
                 f"{result.inputs.shape[1]}"
             )
@@ -173,7 +174,7 @@ class LayerReader:
         for step in reversed(watch(self._module, x, linear)):
             if step.outputs.shape == output.shape and torch.equal(step.outputs, output):
                 return step.name
-        raise ValueError(
+        raise ModelError(
             f"no linear layer gives the model's output; name the one to aggregate by "
             f"layer=..., one of {linear}"
         )

@@ -19,6 +19,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from gems_flwr.errors import ModelError
 from gems_flwr.typing import Arrays
 
 
@@ -44,8 +45,8 @@ class WeightLayer:
 
     @property
     def name(self) -> str:
-        """The layer's name in a torch module."""
-        return self.weight.removesuffix(".weight")
+        """The layer's name in a torch module; empty where it is the module itself."""
+        return "" if self.weight == "weight" else self.weight.removesuffix(".weight")
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -68,7 +69,7 @@ def weight_layers(arrays: Arrays) -> tuple[WeightLayer, ...]:
 
     Raises
     ------
-    ValueError
+    ModelError
         If there is no layer, an array belongs to none, or a layer does not fit the one before.
     """
     layers: list[WeightLayer] = []
@@ -82,16 +83,16 @@ def weight_layers(arrays: Arrays) -> tuple[WeightLayer, ...]:
         layers.append(layer)
         used.update(layer.keys)
     if not layers:
-        raise ValueError(f"no layers: expected matrices or kernels among {list(arrays)}")
+        raise ModelError(f"no layers: expected matrices or kernels among {list(arrays)}")
     extra = sorted(arrays.keys() - used)
     if extra:
-        raise ValueError(
+        raise ModelError(
             f"{extra} belong to no linear or convolutional layer; layer by layer GEMS needs a "
             "chain of those, without normalisation in between"
         )
     for below, above in itertools.pairwise(layers):
         if above.shape[0] % below.width:
-            raise ValueError(
+            raise ModelError(
                 f"'{above.weight}' has {above.shape[0]} inputs, which does not fit the "
                 f"{below.width} neurons of '{below.weight}'; layers must feed each other in order"
             )
@@ -109,6 +110,14 @@ def outgoing_rows(arrays: Arrays, layer: WeightLayer, above: WeightLayer) -> NDA
     weight = arrays[above.weight]
     parts = weight.reshape(above.width, layer.width, -1)
     return np.moveaxis(parts, 1, 0).reshape(layer.width, -1)
+
+
+def layers_below_output(arrays: Arrays) -> int:
+    """Return how many layers are below the output layer; 0 for what is no chain of layers."""
+    try:
+        return len(weight_layers(arrays)) - 1
+    except ValueError:
+        return 0
 
 
 def replace_layer(
@@ -145,7 +154,7 @@ def replace_layer(
     layers = weight_layers(arrays)
     layer, above = layers[index], layers[index + 1]
     if rows.ndim != 2 or rows.shape[1] != layer.dimension or not len(rows):
-        raise ValueError(f"rows: expected shape (neurons, {layer.dimension}), got {rows.shape}")
+        raise ModelError(f"rows: expected shape (neurons, {layer.dimension}), got {rows.shape}")
     width, size = len(rows), math.prod(layer.shape)
     old = arrays[above.weight]
     block = (above.shape[0] // layer.width, *above.shape[1:])

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from gems_flwr.errors import ModelError
 from gems_flwr.networks.layers import weight_layers
 from gems_flwr.typing import Arrays
 
@@ -41,8 +42,23 @@ def resize_model(model: Model, arrays: Arrays) -> Model:
 
     Raises
     ------
-    ValueError
+    ModelError
         If the arrays do not belong to this architecture.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from torch import nn
+    >>> from gems_flwr import resize_model
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> sent = {  # by the server, with 12 hidden neurons instead of 8
+    ...     "0.weight": np.zeros((12, 4), np.float32),
+    ...     "0.bias": np.zeros(12, np.float32),
+    ...     "2.weight": np.zeros((2, 12), np.float32),
+    ...     "2.bias": np.zeros(2, np.float32),
+    ... }
+    >>> resize_model(model, sent)[0]
+    Linear(in_features=4, out_features=12, bias=True)
     """
     state = model.state_dict()
     if state.keys() != arrays.keys():
@@ -50,7 +66,7 @@ def resize_model(model: Model, arrays: Arrays) -> Model:
             sorted(state.keys() - arrays.keys()),
             sorted(arrays.keys() - state.keys()),
         )
-        raise ValueError(f"the arrays are not this model's: missing {missing}, surplus {surplus}")
+        raise ModelError(f"the arrays are not this model's: missing {missing}, surplus {surplus}")
     _check_ends(state, arrays)
     modules = dict(model.named_modules())
     for key, array in arrays.items():
@@ -71,12 +87,21 @@ def freeze_layers(model: nn.Module, count: int) -> None:
         Changed in place: the weights of the lowest `count` layers get no gradients.
     count : int
         How many; 0 freezes nothing.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> from gems_flwr import freeze_layers
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> freeze_layers(model, 1)
+    >>> [name for name, weight in model.named_parameters() if weight.requires_grad]
+    ['2.weight', '2.bias']
     """
     if count == 0:
         return
     layers = weight_layers({key: value.numpy() for key, value in _plain_state(model).items()})
     if not 0 <= count < len(layers):
-        raise ValueError(f"expected 0 to {len(layers) - 1} frozen layers, got {count}")
+        raise ModelError(f"expected 0 to {len(layers) - 1} frozen layers, got {count}")
     frozen = {key for layer in layers[:count] for key in layer.keys}
     for name, weight in model.named_parameters():
         weight.requires_grad_(name not in frozen)
@@ -122,7 +147,7 @@ def _check_ends(state: Mapping[str, torch.Tensor], arrays: Arrays) -> None:
     for key, axis, what in ((keys[0], 1, "inputs"), (keys[-1], 0, "outputs")) if keys else ():
         ours, theirs = state[key].shape[axis], arrays[key].shape[axis]
         if ours != theirs:
-            raise ValueError(
+            raise ModelError(
                 f"size mismatch: '{key}' has {theirs} {what}, this model's has {ours}; only the "
                 "hidden layers of a network can have other widths"
             )
@@ -132,7 +157,7 @@ def _resize(module: nn.Module, attribute: str, key: str, shape: tuple[int, ...])
     old = getattr(module, attribute)
     known = isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1)
     if not known or old.ndim != len(shape) or tuple(old.shape[2:]) != shape[2:]:
-        raise ValueError(
+        raise ModelError(
             f"'{key}' has shape {shape}, this model's is {tuple(old.shape)}; only the widths of "
             "linear layers and of convolutions without groups can change"
         )

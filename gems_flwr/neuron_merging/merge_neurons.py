@@ -17,6 +17,7 @@ from typing import get_args
 
 import numpy as np
 
+from gems_flwr.errors import OptionError
 from gems_flwr.neuron_merging.budget import Budget, limit_each, prune, shrink
 from gems_flwr.neuron_merging.distinct import Distinct, distinct_neurons
 from gems_flwr.neuron_merging.merged_layer import MergedLayer, MergeMethod
@@ -121,4 +122,4 @@ def _check_layers(layers: Sequence[NeuronBalls]) -> None:
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise ValueError(f"{name}: expected one of {allowed}, got {value!r}")
+        raise OptionError(f"{name}: expected one of {allowed}, got {value!r}")

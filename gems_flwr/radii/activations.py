@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gems_flwr.errors import ModelError
+
 Function = Callable[[Tensor], Tensor]
 
 
@@ -51,7 +53,7 @@ class Activation:
 
     def __post_init__(self) -> None:
         if not self.lipschitz > 0:
-            raise ValueError(f"lipschitz: expected a number above 0, got {self.lipschitz}")
+            raise ModelError(f"lipschitz: expected a number above 0, got {self.lipschitz}")
 
     def slope(self, values: Tensor) -> Tensor:
         """Return g' at each value."""
@@ -115,7 +117,7 @@ def activation_of(module: nn.Module) -> Activation | None:
 
     Raises
     ------
-    ValueError
+    ModelError
         If it is an activation, but not one that is known to be monotone.
     """
     kind = type(module)
@@ -132,7 +134,7 @@ def activation_of(module: nn.Module) -> Activation | None:
         return _hardtanh("hardtanh", float(module.min_val), float(module.max_val))
     if kind.__module__ != nn.ReLU.__module__ or isinstance(module, _JOINT):
         return None
-    raise ValueError(
+    raise ModelError(
         f"activation: a neuron's deviation must be monotone along a ray, which is known of "
         f"{sorted(ACTIVATIONS)}, got {module}"
     )

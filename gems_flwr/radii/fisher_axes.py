@@ -4,8 +4,8 @@ Model Aggregation via Good-Enough Model Spaces (2019), Appendix A, Eq. 5:
 ``r_i = max(min_j F_j / F_i, c) * R``, so that no axis is shorter than ``c R``.
 
 The released code sums squared gradients of the log-likelihood of one *sampled* label over
-200 images. Here: over all the data that is given, per sample by ``torch.func``, with a
-sampled label (the papers' way) or the exact expectation over all labels, which has no noise.
+200 images. Here: over all the data that is given, in closed form, with a sampled label (the
+papers' way) or the exact expectation over all labels, which has no noise.
 
 Decided here: a weight with F = 0 (a pixel that is always black) is the least sensitive of
 all and gets the full length; the minimum is taken over the *positive* F, or else one dead
@@ -14,84 +14,31 @@ pixel would push every other axis to the floor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch import Tensor
 
 from gems_flwr.radii.layer_data import LayerData
-from gems_flwr.radii.quality import two_sided
 
 Labels = Literal["sampled", "exact"]
-
-
-def fisher_diagonal(
-    model: nn.Module,
-    inputs: Tensor,
-    labels: Labels = "exact",
-    seed: int = 0,
-    chunk: int = 64,
-) -> dict[str, Tensor]:
-    """Return the Fisher diagonal of every trainable parameter of a classifier.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        Maps a batch of inputs to class scores; put it in evaluation mode first.
-    inputs : tensor of shape (n, ...)
-        Validation inputs; no labels are needed.
-    labels : {"sampled", "exact"}
-        One label per input drawn from the model's own prediction, or the expectation
-        over all of them.
-    seed : int
-        Seed of the drawn labels.
-    chunk : int
-        Inputs at a time.
-
-    Returns
-    -------
-    dict of str to tensor
-        Mean squared gradient of the log-likelihood, by parameter name.
-    """
-    parameters = {k: p.detach() for k, p in model.named_parameters() if p.requires_grad}
-    constants = {k: b.detach() for k, b in model.named_buffers()}
-    constants |= {k: p.detach() for k, p in model.named_parameters() if not p.requires_grad}
-
-    def scores_of(values: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        out: Tensor = functional_call(model, {**values, **constants}, (x[None],))
-        return two_sided(out)[0]
-
-    def log_likelihood(values: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return scores_of(values, x).log_softmax(dim=0).gather(0, y[None])[0]
-
-    gradient = grad(log_likelihood)
-    per_sample: Callable[..., dict[str, Tensor]] = vmap(gradient, in_dims=(None, 0, 0))
-    generator = torch.Generator().manual_seed(seed)
-    device = next(iter(parameters.values())).device
-    total = {k: torch.zeros_like(p) for k, p in parameters.items()}
-    for start in range(0, len(inputs), chunk):
-        x = inputs[start : start + chunk].to(device)
-        with torch.no_grad():
-            chances = vmap(scores_of, in_dims=(None, 0))(parameters, x).softmax(dim=1)
-        if labels == "sampled":
-            drawn = torch.multinomial(chances.cpu(), 1, generator=generator)[:, 0].to(device)
-            pairs = [(drawn, torch.ones_like(chances[:, 0]))]
-        else:
-            classes = range(chances.shape[1])
-            pairs = [(torch.full_like(chances[:, 0], c).long(), chances[:, c]) for c in classes]
-        for y, chance in pairs:
-            for key, value in per_sample(parameters, x, y).items():
-                total[key] += torch.tensordot(chance, value**2, dims=1)
-    return {key: value / len(inputs) for key, value in total.items()}
 
 
 def linear_fisher(data: LayerData, labels: Labels = "exact", seed: int = 0) -> Tensor:
     """Return the flat Fisher diagonal of a linear layer in closed form.
 
     The gradient of a sample is ``(e_y - p) x^T``; in expectation over y its square is
-    ``p (1 - p)`` times ``x^2``. Same numbers as `fisher_diagonal`, two matmuls.
+    ``p (1 - p)`` times ``x^2``: two matmuls.
+
+    Parameters
+    ----------
+    data : LayerData
+        The layer and its inputs; no labels are needed.
+    labels : {"sampled", "exact"}
+        One label per input drawn from the model's own prediction, or the expectation over all of
+        them.
+    seed : int
+        Seed of the drawn labels.
     """
     generator = torch.Generator().manual_seed(seed)
     total = torch.zeros_like(data.center_matrix())

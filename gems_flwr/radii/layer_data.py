@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gems_flwr.errors import ModelError
 from gems_flwr.radii.quality import two_sided
 
 CHUNK_BYTES = 64 * 2**20
@@ -52,17 +53,17 @@ class LayerData:
     def __post_init__(self) -> None:
         if self.weight.ndim != 2 or self.inputs.ndim != 2 or not len(self.inputs):
             shapes = f"{tuple(self.weight.shape)} and {tuple(self.inputs.shape)}"
-            raise ValueError(f"weight, inputs: expected shapes (C, D) and (n, D), got {shapes}")
+            raise ModelError(f"weight, inputs: expected shapes (C, D) and (n, D), got {shapes}")
         if self.inputs.shape[1] != self.weight.shape[1]:
             got = self.inputs.shape[1]
-            raise ValueError(f"inputs: expected {self.weight.shape[1]} features, got {got}")
+            raise ModelError(f"inputs: expected {self.weight.shape[1]} features, got {got}")
         if self.labels.shape != self.inputs.shape[:1]:
-            raise ValueError(f"labels: expected {len(self.inputs)}, got {self.labels.shape}")
+            raise ModelError(f"labels: expected {len(self.inputs)}, got {self.labels.shape}")
         low, high = int(self.labels.min()), int(self.labels.max())
         if low < 0 or high >= self.num_classes:
-            raise ValueError(f"labels: expected 0 to {self.num_classes - 1}, got {low} to {high}")
+            raise ModelError(f"labels: expected 0 to {self.num_classes - 1}, got {low} to {high}")
         if self.axes is not None and self.axes.shape != (self.dimension,):
-            raise ValueError(f"axes: expected {self.dimension} values, got {self.axes.shape}")
+            raise ModelError(f"axes: expected {self.dimension} values, got {self.axes.shape}")
 
     @property
     def num_classes(self) -> int:

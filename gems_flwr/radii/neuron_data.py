@@ -18,15 +18,15 @@ from __future__ import annotations
 
 import dataclasses
 from functools import cached_property
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
 
+from gems_flwr.errors import ModelError
 from gems_flwr.radii.activations import Activation
 from gems_flwr.radii.layer_data import CHUNK_BYTES
-
-NeuronMeasure = Literal["absolute", "relative"]
+from gems_flwr.typing import NeuronMeasure
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class NeuronData:
 
     Raises
     ------
-    ValueError
+    ModelError
         If a shape does not fit or a value is not finite.
     """
 
@@ -62,21 +62,21 @@ class NeuronData:
     def __post_init__(self) -> None:
         if self.weight.ndim != 2 or self.inputs.ndim != 2 or not self.weight.numel():
             shapes = f"{tuple(self.weight.shape)} and {tuple(self.inputs.shape)}"
-            raise ValueError(f"weight, inputs: expected shapes (L, D) and (n, D), got {shapes}")
+            raise ModelError(f"weight, inputs: expected shapes (L, D) and (n, D), got {shapes}")
         count, features = self.weight.shape
         if not len(self.inputs) or self.inputs.shape[1] != features:
             got = tuple(self.inputs.shape)
-            raise ValueError(f"inputs: expected rows of {features} features, got shape {got}")
+            raise ModelError(f"inputs: expected rows of {features} features, got shape {got}")
         if self.bias is not None and self.bias.shape != (count,):
-            raise ValueError(f"bias: expected shape ({count},), got {tuple(self.bias.shape)}")
+            raise ModelError(f"bias: expected shape ({count},), got {tuple(self.bias.shape)}")
         if self.outgoing is not None:
             shape = tuple(self.outgoing.shape)
             if len(shape) != 2 or shape[0] != count or not shape[1]:
-                raise ValueError(f"outgoing: expected shape ({count}, O), got {shape}")
+                raise ModelError(f"outgoing: expected shape ({count}, O), got {shape}")
         for name in ("weight", "bias", "inputs", "outgoing"):
             values = getattr(self, name)
             if values is not None and not bool(torch.isfinite(values).all()):
-                raise ValueError(f"{name}: expected finite values, got NaN or inf")
+                raise ModelError(f"{name}: expected finite values, got NaN or inf")
 
     def __len__(self) -> int:
         return len(self.weight)
@@ -138,7 +138,7 @@ class NeuronData:
     def limits(self, epsilon: float, measure: NeuronMeasure = "absolute") -> Tensor:
         """Return the deviation allowed to each neuron, shape (L,), in float64."""
         if measure not in get_args(NeuronMeasure):
-            raise ValueError(f"measure: expected one of {get_args(NeuronMeasure)}, got {measure!r}")
+            raise ModelError(f"measure: expected one of {get_args(NeuronMeasure)}, got {measure!r}")
         if measure == "absolute":
             return torch.full_like(self.feed_norms, epsilon)
         own = self.outputs.double().norm(dim=1) * self.feed_norms / len(self.inputs)
@@ -157,7 +157,7 @@ class NeuronData:
         """
         norms = self.feed_norms if outgoing_norms is None else outgoing_norms.detach().double()
         if norms.shape != self.feed_norms.shape:
-            raise ValueError(
+            raise ModelError(
                 f"outgoing_norms: expected shape ({len(self)},), got {tuple(norms.shape)}"
             )
         return self.outputs.abs().double().mean(dim=1) * norms.to(self.feed_norms)
@@ -182,7 +182,7 @@ def neuron_deviation(data: NeuronData, neuron: int, points: Tensor) -> Tensor:
         Left side of Eq. 3 (2019), or its version with outgoing weights, in float64.
     """
     if points.ndim != 2 or points.shape[1] != data.dimension:
-        raise ValueError(f"points: expected {data.dimension} columns, got {tuple(points.shape)}")
+        raise ModelError(f"points: expected {data.dimension} columns, got {tuple(points.shape)}")
     parts = []
     z, n = data.outputs[neuron].double(), len(data.inputs)
     step = max(1, CHUNK_BYTES // (16 * n))

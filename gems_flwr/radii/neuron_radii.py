@@ -32,13 +32,14 @@ from torch import Tensor
 
 from gems_flwr.radii.certified import SHRINK
 from gems_flwr.radii.layer_data import CHUNK_BYTES, unit_directions
-from gems_flwr.radii.neuron_data import NeuronData, NeuronMeasure, neuron_deviation
+from gems_flwr.radii.neuron_data import NeuronData, neuron_deviation
 from gems_flwr.radii.neuron_rays import Feeds, Rays, first_crossing, first_failure
 from gems_flwr.radii.neuron_worst import worst_radii
 from gems_flwr.radii.search import Vector, bisect_radius, grow_radius
 from gems_flwr.spaces.checks import MAX_WEIGHT
 from gems_flwr.spaces.neuron_balls import NeuronBalls
 from gems_flwr.spaces.radius import METHODS, Method
+from gems_flwr.typing import NeuronMeasure
 
 STEPS = 400_000
 # Numbers looked at together when all rays of a neuron are.

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from gems_flwr.errors import OptionError
+
 
 def required_correct(epsilon: float, count: int) -> int:
     """Return the smallest number of right answers among ``count`` that is good enough."""
@@ -65,10 +67,10 @@ class Quality:
 
     def __post_init__(self) -> None:
         if self.measure not in ("accuracy", "loss"):
-            raise ValueError(f"measure: expected accuracy or loss, got {self.measure!r}")
+            raise OptionError(f"measure: expected accuracy or loss, got {self.measure!r}")
         high = 1.0 if self.measure == "accuracy" else math.inf
         if not 0 < self.epsilon <= high:
-            raise ValueError(f"epsilon: expected a number in (0, {high:g}], got {self.epsilon}")
+            raise OptionError(f"epsilon: expected a number in (0, {high:g}], got {self.epsilon}")
 
     def score(self, scores: Tensor, labels: Tensor) -> float:
         """Return the accuracy or the mean cross-entropy of class scores."""

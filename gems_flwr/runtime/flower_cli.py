@@ -15,16 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gems_flwr.errors import GemsError
+from gems_flwr.errors import FlowerCliError
 
 COMPLETED = "finished:completed"
 _FINISHED = "finished"
 # How long a run may take to be called finished once its log has ended.
 _END_SECONDS = 20.0
-
-
-class FlowerCliError(GemsError, RuntimeError):
-    """Flower's command line refused; the message is what it said."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +65,8 @@ class FlowerCli:
         """Submit an app with further options of ``flwr run``; return the run's id."""
         said = self._json("run", str(app), *self._where, *options)
         if not said.get("success", True) or "run-id" not in said:
-            raise FlowerCliError(f"flwr run {app}: {said}")
+            reason = " ".join(str(said.get("error-message", said)).split())
+            raise FlowerCliError(f"flwr run {app}: {reason}")
         return int(said["run-id"])
 
     def status(self, run_id: int) -> str:

@@ -98,6 +98,14 @@ class InProcessGrid(Grid):
         ``partition-id`` *i* and ``num-partitions``.
     run_config : mapping, optional
         The run's config, as every node sees it in its context.
+
+    Examples
+    --------
+    >>> from flwr.clientapp import ClientApp
+    >>> from gems_flwr import InProcessGrid
+    >>> grid = InProcessGrid(ClientApp(), nodes=[{"name": "north"}, {"name": "south"}])
+    >>> len(list(grid.get_node_ids()))
+    2
     """
 
     def __init__(

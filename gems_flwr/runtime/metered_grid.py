@@ -47,7 +47,14 @@ _STARTED_ANEW = "the node was started anew before it had answered"
 
 @dataclass(frozen=True)
 class Traffic:
-    """Payload bytes and messages in both directions; adds up."""
+    """Payload bytes and messages in both directions; adds up.
+
+    Examples
+    --------
+    >>> from gems_flwr import Traffic
+    >>> (Traffic(bytes_up=3) + Traffic(bytes_up=4, messages_up=1)).bytes_up
+    7
+    """
 
     bytes_up: int = 0
     bytes_down: int = 0
@@ -78,6 +85,28 @@ class MeteredGrid(Grid):
     ----------
     grid : Grid
         The grid that does the work.
+
+    Examples
+    --------
+    With a strategy of Flower's own:
+
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+    >>> from flwr.clientapp import ClientApp
+    >>> from gems_flwr import InProcessGrid, MeteredGrid
+    >>> app = ClientApp()
+    >>> @app.train()
+    ... def train(message, context):
+    ...     [w] = message.content["arrays"].to_numpy_ndarrays()
+    ...     arrays = ArrayRecord([w + context.node_config["partition-id"]])
+    ...     metrics = MetricRecord({"num-examples": 1})
+    ...     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+    >>> from flwr.serverapp.strategy import FedAvg
+    >>> grid = MeteredGrid(InProcessGrid(app, nodes=2))
+    >>> strategy = FedAvg(fraction_evaluate=0.0)
+    >>> result = strategy.start(grid, ArrayRecord([np.zeros(2)]), num_rounds=1)
+    >>> grid.total.messages_up, grid.by_round[1].bytes_up == grid.total.bytes_up
+    (2, True)
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -109,11 +138,6 @@ class MeteredGrid(Grid):
     def by_node(self) -> dict[int, Traffic]:
         """Traffic of each node, by node id."""
         return self._summed(1)
-
-    @property
-    def by_round_and_node(self) -> dict[tuple[int, int], Traffic]:
-        """Traffic of each (round, node id)."""
-        return dict(self._cells)
 
     def _summed(self, axis: int) -> dict[int, Traffic]:
         sums: defaultdict[int, Traffic] = defaultdict(Traffic)

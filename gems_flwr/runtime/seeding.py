@@ -11,6 +11,8 @@ import hashlib
 
 import numpy as np
 
+from gems_flwr.errors import OptionError
+
 
 def derive_seed(seed: int, *path: str | int) -> int:
     """Return a seed for one purpose.
@@ -28,7 +30,7 @@ def derive_seed(seed: int, *path: str | int) -> int:
         A number below 2**63, which numpy, torch and Flower's records all accept.
     """
     if seed < 0:
-        raise ValueError(f"seed must be at least 0, got {seed}")
+        raise OptionError(f"seed must be at least 0, got {seed}")
     text = "/".join(f"{type(part).__name__}:{part}" for part in (seed, *path))
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1

@@ -42,7 +42,14 @@ _NO_SECAGG = (
 
 @dataclass(frozen=True)
 class Answer(Generic[T]):
-    """A validated reply and the node that it came from."""
+    """A validated reply and the node that it came from.
+
+    Examples
+    --------
+    >>> from gems_flwr import Answer, ModelReply
+    >>> Answer("north", ModelReply({}, num_examples=120, metrics={})).value.num_examples
+    120
+    """
 
     node: str
     value: T

@@ -32,13 +32,14 @@ from flwr.serverapp import Grid
 
 from gems_flwr.averaging.means import with_floats_of
 from gems_flwr.averaging.synchronisation import Coordinator, Synchronisation
+from gems_flwr.errors import OptionError
 from gems_flwr.server.learner_state import LearnerState, Tally
 from gems_flwr.server.model_averaging import AveragesModels, Outvoted
 from gems_flwr.server.state import RoundOutcome, ServerState
 from gems_flwr.typing import Arrays
+from gems_flwr.wire.asking import ask_for_averaging
 from gems_flwr.wire.averaging_replies import (
     AveragingReply,
-    ask_for_averaging,
     unpack_averaging_reply,
 )
 from gems_flwr.wire.keys import TRAIN
@@ -74,12 +75,14 @@ class LocalLearners(AveragesModels):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.fraction_train != 1:
-            raise ValueError(
+            raise OptionError(
                 f"fraction_train must be 1, since all nodes go on learning, "
                 f"got {self.fraction_train}"
             )
         if self.period < 1:
-            raise ValueError(f"the number of rounds between checks must be >= 1, got {self.period}")
+            raise OptionError(
+                f"the number of rounds between checks must be >= 1, got {self.period}"
+            )
         self._last_round = 0
         self.run_name = ""
 

@@ -2,6 +2,9 @@
 
 ``event=reply round=3 node=hospital-2 what=train bytes=31744 seconds=4.1``. The lines go to a child
 of Flower's logger, so they appear where an operator already looks.
+
+Flower logs whatever a ServerApp raises with its traceback. Errors of ours say who or what is at
+fault and what to do, so of those one line is kept; the level DEBUG (``FLWR_LOG_LEVEL``) shows all.
 """
 
 from __future__ import annotations
@@ -11,8 +14,24 @@ import logging
 from collections.abc import Mapping
 
 from gems_flwr.bounds import MAX_REASON_CHARACTERS
+from gems_flwr.errors import GemsError
 
 logger = logging.getLogger("flwr.gems")
+
+
+class _OneLine(logging.Filter):
+    """Says an error of ours in the log line itself, instead of a traceback below it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, GemsError) and not logger.isEnabledFor(logging.DEBUG):
+            record.msg, record.args = "%s: %s", (record.getMessage(), error)
+            record.exc_info = None
+        return True
+
+
+# Of Flower's own logger, through which it reports a ServerApp that failed.
+logging.getLogger("flwr").addFilter(_OneLine("one-line-errors"))
 
 
 def log_event(event: str, /, **fields: object) -> None:

@@ -42,6 +42,7 @@ from gems_flwr.wire.model_replies import (
     unpack_model_reply,
 )
 from gems_flwr.wire.records import to_numpy, to_record
+from gems_flwr.wire.requests import JsonRequest
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 T = TypeVar("T")
@@ -55,6 +56,30 @@ class RoundLoop(LoopSettings, Strategy):
     ----------
     **settings
         See `LoopSettings`.
+
+    Examples
+    --------
+    A strategy of one's own, with everything that `RoundLoop` brings:
+
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+    >>> from flwr.clientapp import ClientApp
+    >>> from gems_flwr import InProcessGrid, RoundLoop
+    >>> class Largest(RoundLoop):
+    ...     def aggregate(self, answers):
+    ...         models = [answer.value.arrays for answer in answers]
+    ...         return {name: np.max([m[name] for m in models], axis=0) for name in models[0]}
+    >>> app = ClientApp()
+    >>> @app.train()
+    ... def train(message, context):
+    ...     [w] = message.content["arrays"].to_numpy_ndarrays()
+    ...     arrays = ArrayRecord([w + context.node_config["partition-id"]])
+    ...     metrics = MetricRecord({"num-examples": 1})
+    ...     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+    >>> grid = InProcessGrid(app, nodes=3)
+    >>> result = Largest().start(grid, ArrayRecord([np.zeros(2)]), num_rounds=2)
+    >>> result.arrays.to_numpy_ndarrays()
+    [array([4., 4.])]
     """
 
     # Strategies that are done after a fixed number of rounds say so here.
@@ -174,7 +199,11 @@ class RoundLoop(LoopSettings, Strategy):
     def summary(self) -> None:
         """Log the strategy's settings."""
         settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        plain = {k: v for k, v in settings.items() if isinstance(v, str | int | float | Path)}
+        plain = {
+            k: v
+            for k, v in settings.items()
+            if isinstance(v, str | int | float | Path | JsonRequest)
+        }
         log_event("settings", **plain)
 
     # --- tools for strategies -----------------------------------------------------------------
@@ -185,11 +214,14 @@ class RoundLoop(LoopSettings, Strategy):
         """Choose nodes by the run's own generator, from a list whose order is always the same."""
         connected = self._connected(grid, self.min_nodes)
         self._nodes.meet(grid, connected)
-        available = sorted(connected, key=self._nodes.position)
         # The tiny term keeps 0.29 * 100 from counting as 28.
-        count = max(self.min_nodes, int(fraction * len(available) + 1e-9))
-        if count == len(available):
-            return available
+        count = max(self.min_nodes, int(fraction * len(connected) + 1e-9))
+        if count == len(connected):
+            return sorted(connected, key=self._nodes.position)
+        if self._exchange.grid is not None:
+            # Who has joined since the run began has not been asked yet.
+            self._nodes.ask_names(self._exchange.grid, connected, self._exchange.timeout)
+        available = sorted(connected, key=self._nodes.position)
         rng = generator(self.seed, "choose", purpose, server_round)
         chosen = rng.choice(len(available), size=count, replace=False)
         return [available[i] for i in sorted(chosen)]
@@ -298,7 +330,7 @@ class RoundLoop(LoopSettings, Strategy):
         self._log_start(state, rounds)
         counted = grid.total
         if state.round < rounds:
-            self._meet_nodes(grid, round_log)
+            self._meet_nodes(grid, round_log, timeout)
 
         stopped_because = self.reason_to_stop(state)
         while state.round < rounds and not stopped_because:
@@ -408,14 +440,16 @@ class RoundLoop(LoopSettings, Strategy):
     def _name(self) -> str:
         return type(self).__name__
 
-    def _meet_nodes(self, grid: MeteredGrid, round_log: RoundLog | None) -> None:
+    def _meet_nodes(
+        self, grid: MeteredGrid, round_log: RoundLog | None, timeout: float | None
+    ) -> None:
         """Wait for the nodes, and learn their names where they are needed beforehand."""
         nodes = self._connected(grid, self.wait_for_nodes or self.min_nodes)
         self._nodes.settle(grid)
         # Names are needed beforehand to tell nodes apart, and to recognise replies that were
         # kept. Otherwise they come with the replies, and one-round methods stay at one round.
         if self.needs_names() or (round_log and round_log.files.has_replies()):
-            self._nodes.ask_names(grid, nodes, self.wait_seconds)
+            self._nodes.ask_names(grid, nodes, timeout)
 
     def _connected(self, grid: Grid, wanted: int) -> list[int]:
         return wait_for_nodes(

@@ -14,6 +14,11 @@ A name that somebody else has, or that is somebody else's id, gets the node's ow
 (``north#42``), and so does one that ends like that: no node can take what belongs to another.
 Whoever is registered under a name takes it from a node that only calls itself so, between two
 rounds. Every name that two want is a `NameDispute`, logged and part of the round's record.
+
+Where a choice depends on names, all of them are known first: a node whose name the grid does not
+know is asked for it, once, and has as long for the answer as for any other. So who is chosen does
+not depend on who answers first, or late. A node that never says its name (its app has no handler
+for that, it is lost and not back, its time is up) is logged as ``no_name`` and goes by its id.
 """
 
 from __future__ import annotations
@@ -28,7 +33,8 @@ from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from gems_flwr.errors import NotEnoughNodesError
-from gems_flwr.server.addressing import answered_node
+from gems_flwr.runtime.metered_grid import MeteredGrid
+from gems_flwr.server.addressing import answered_node, is_lost
 from gems_flwr.server.log import log_event, log_warning
 from gems_flwr.server.state import NameDispute
 from gems_flwr.wire.keys import INTRODUCE
@@ -50,6 +56,8 @@ class Nodes:
         self._deferred: set[int] = set()
         # Nodes that have told their name, or did not when they could.
         self._heard: set[int] = set()
+        # Nodes that were asked for their name.
+        self._asked: set[int] = set()
         self._disputes: list[NameDispute] = []
 
     # --- what a node is called ----------------------------------------------------------------
@@ -94,27 +102,32 @@ class Nodes:
                 self._give(node, claim if free else f"{claim}#{node}")
             self._dispute(claim, rivals)
 
-    def ask_names(self, grid: Grid, nodes: list[int], timeout: float) -> None:
-        """Ask the nodes that have no name yet; one that cannot tell goes by its id."""
-        questions = {
-            node: Message(
-                pack_instruction(None, ConfigRecord(), server_round=0, seed=0),
-                dst_node_id=node,
-                message_type=INTRODUCE,
-            )
-            for node in nodes
-            if node not in self._names
-        }
-        if not questions:
+    def ask_names(self, grid: MeteredGrid, nodes: Iterable[int], timeout: float | None) -> None:
+        """Ask the nodes that have no name yet, each in one run once.
+
+        One that was lost on the way and is connected again is asked once more. One that does not
+        tell goes by its id.
+
+        Parameters
+        ----------
+        grid : MeteredGrid
+            Where the nodes are.
+        nodes : iterable of int
+            Those whose names are needed.
+        timeout : float, optional
+            Seconds that they have for the answer; None waits for ever.
+        """
+        unnamed = [n for n in nodes if n not in self._names and n not in self._asked]
+        if not unnamed:
             return
-        replies = grid.send_and_receive(list(questions.values()), timeout=timeout)
-        self.learn_all(
-            {
-                node: unpack_name(reply.content)
-                for reply in replies
-                if reply.has_content() and (node := answered_node(reply, questions)) is not None
-            }
-        )
+        self._asked.update(unnamed)
+        claims, lost = _introductions(grid, unnamed, timeout)
+        if back := lost.intersection(grid.get_node_ids()):
+            claims |= _introductions(grid, sorted(back), timeout)[0]
+        # All at once: which name is whose must not depend on the order of the answers.
+        self.learn_all(dict(sorted(claims.items())))
+        for node in sorted(set(unnamed) - self._names.keys()):
+            log_warning("no_name", node=self.name(node), timeout=timeout)
 
     # --- what the grid knows ------------------------------------------------------------------
 
@@ -200,6 +213,30 @@ class Nodes:
 def _other(nodes: Iterable[int | None], node: int) -> int | None:
     """Return the first of some nodes that is another one."""
     return next((each for each in nodes if each not in (None, node)), None)
+
+
+def _introductions(
+    grid: MeteredGrid, nodes: Iterable[int], timeout: float | None
+) -> tuple[dict[int, str | None], set[int]]:
+    """Ask nodes for their names; return what they say, and who was lost on the way."""
+    questions = {
+        node: Message(
+            pack_instruction(None, ConfigRecord(), server_round=0, seed=0),
+            dst_node_id=node,
+            message_type=INTRODUCE,
+        )
+        for node in nodes
+    }
+    claims, lost = dict[int, str | None](), set[int]()
+    for reply in grid.stream(questions.values(), timeout=timeout):
+        node_id = answered_node(reply, questions)
+        if node_id is None:
+            continue
+        if reply.has_content():
+            claims[node_id] = unpack_name(reply.content)
+        elif is_lost(reply):
+            lost.add(node_id)
+    return claims, lost
 
 
 def wait_for_nodes(grid: Grid, *, wanted: int, at_least: int, seconds: float) -> list[int]:

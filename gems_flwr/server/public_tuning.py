@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from gems_flwr.errors import OptionError
 from gems_flwr.intersect.tuning import fine_tune_linear, fine_tune_network
 from gems_flwr.networks.inputs import LayerReader
 from gems_flwr.networks.surgery import resize_model
@@ -28,34 +28,33 @@ from gems_flwr.server.log import log_warning
 from gems_flwr.server.loop import RoundLoop
 from gems_flwr.server.state import RoundOutcome, ServerState
 from gems_flwr.spaces.output_layer import flatten_linear
-from gems_flwr.typing import Arrays
+from gems_flwr.typing import ArrayPair, Arrays
 from gems_flwr.wire.records import to_numpy
 
-Sample = tuple[NDArray, NDArray]
 BuildModel = Callable[[], nn.Module]
 TuneLayers = Literal["last", "all"]
 
 
-def check_tuning(tune: int, rate: float, public: Sample | None) -> None:
+def check_tuning(tune: int, rate: float, public: ArrayPair | None) -> None:
     """Refuse a schedule that is out of range, or has too few samples.
 
     Raises
     ------
-    ValueError
+    OptionError
         Names the option and what to do.
     """
     if tune < 0:
-        raise ValueError(f"tune must be at least 0, got {tune}")
+        raise OptionError(f"tune must be at least 0, got {tune}")
     if not rate > 0:
-        raise ValueError(f"tune_rate must be above 0, got {rate}")
+        raise OptionError(f"tune_rate must be above 0, got {rate}")
     have = 0 if public is None else len(public[1])
     if tune > have:
-        raise ValueError(
+        raise OptionError(
             f"tune={tune} needs as many public samples, there are {have}: lower tune, or give more"
         )
 
 
-def first_samples(public: Sample, count: int) -> tuple[Tensor, Tensor]:
+def first_samples(public: ArrayPair, count: int) -> tuple[Tensor, Tensor]:
     """Return the first samples as tensors: inputs (float32) and classes (int64)."""
     inputs, labels = public
     return (
@@ -80,13 +79,13 @@ def tune_last_layer(
 
     Raises
     ------
-    ValueError
+    OptionError
         If the output layer has no bias, or a single output.
     """
     reader = LayerReader(arrays, model)
     layer = reader.output_layer(data)
     if layer.bias is None or layer.outputs < 2:
-        raise ValueError(
+        raise OptionError(
             f"tune_layers='last' needs an output layer with a bias and one output per class, "
             f"'{layer.weight}' is none: tune_layers='all' takes any"
         )
@@ -121,16 +120,16 @@ class TunesOnPublicData(RoundLoop):
     tune: int = 0
     tune_layers: TuneLayers = "last"
     tune_rate: float = 1e-3
-    public_data: Sample | None = None
+    public_data: ArrayPair | None = None
     build_model: BuildModel | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tune_layers not in get_args(TuneLayers):
-            raise ValueError(f"tune_layers must be 'last' or 'all', got {self.tune_layers!r}")
+            raise OptionError(f"tune_layers must be 'last' or 'all', got {self.tune_layers!r}")
         check_tuning(self.tune, self.tune_rate, self.public_data)
         if self.tune and self.build_model is None:
-            raise ValueError(f"tune={self.tune} needs build_model, which returns the torch module")
+            raise OptionError(f"tune={self.tune} needs build_model, which returns the torch module")
 
     def play_round(
         self,

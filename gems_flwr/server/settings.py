@@ -6,12 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gems_flwr.errors import OptionError
 from gems_flwr.server.state import RoundRecord, RunResult
 from gems_flwr.server.stopping import StopRule
 
 
 class Callback:
-    """Override what you want to hear about; every method does nothing by default."""
+    """Override what you want to hear about; every method does nothing by default.
+
+    Examples
+    --------
+    >>> from gems_flwr import Callback, FedAvg
+    >>> class Bell(Callback):
+    ...     def on_round_end(self, record):
+    ...         print("round", record.round, "is done")
+    >>> strategy = FedAvg(callbacks=[Bell()])
+    """
 
     def on_start(self, strategy: str, num_rounds: int, finished_rounds: int) -> None:
         """Hear that a run begins, or goes on after `finished_rounds`."""
@@ -91,22 +101,22 @@ class LoopSettings:
         for name in ("fraction_train", "fraction_evaluate"):
             value = getattr(self, name)
             if not 0 <= value <= 1:
-                raise ValueError(f"{name} must be between 0 and 1, got {value}")
+                raise OptionError(f"{name} must be between 0 and 1, got {value}")
         if self.min_nodes < 1:
-            raise ValueError(f"min_nodes must be at least 1, got {self.min_nodes}")
+            raise OptionError(f"min_nodes must be at least 1, got {self.min_nodes}")
         if self.wait_for_nodes is not None and self.wait_for_nodes < self.min_nodes:
-            raise ValueError(
+            raise OptionError(
                 f"wait_for_nodes ({self.wait_for_nodes}) must not be below "
                 f"min_nodes ({self.min_nodes})"
             )
         for name in ("wait_seconds", "return_seconds"):
             if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+                raise OptionError(f"{name} must be at least 0, got {getattr(self, name)}")
         for name in ("max_reply_bytes", "max_examples"):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise ValueError(f"{name} must be above 0 or None, got {value}")
+                raise OptionError(f"{name} must be above 0 or None, got {value}")
         if self.seed < 0:
-            raise ValueError(f"seed must be at least 0, got {self.seed}")
+            raise OptionError(f"seed must be at least 0, got {self.seed}")
         if self.resume and self.checkpoint_dir is None:
-            raise ValueError("resume needs a checkpoint_dir")
+            raise OptionError("resume needs a checkpoint_dir")

@@ -47,6 +47,13 @@ class RoundRecord:
     """What happened in one round.
 
     Round 0 is the evaluation of the initial model, before any message.
+
+    Examples
+    --------
+    >>> from gems_flwr import RoundRecord
+    >>> record = RoundRecord(1, train_metrics={"loss": 0.5}, server_metrics={"loss": 0.4})
+    >>> record.metric("loss")
+    0.4
     """
 
     round: int
@@ -88,7 +95,18 @@ class RoundRecord:
 
 @dataclass(frozen=True)
 class RoundOutcome:
-    """What a round changes: the model, what the strategy remembers, what it wants to tell."""
+    """What a round changes: the model, what the strategy remembers, what it wants to tell.
+
+    Examples
+    --------
+    What `RoundLoop.play_round` returns:
+
+    >>> import numpy as np
+    >>> from gems_flwr import RoundOutcome
+    >>> outcome = RoundOutcome({"w": np.zeros(2)}, details={"left_out": ["north"]})
+    >>> outcome.details
+    {'left_out': ['north']}
+    """
 
     arrays: Arrays
     train_metrics: Mapping[str, float] = field(default_factory=dict)
@@ -111,6 +129,14 @@ class ServerState:
         Arrays that a strategy keeps from round to round besides the model.
     details : mapping
         What a strategy wants to tell about the run; anything that JSON can hold.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gems_flwr import RoundOutcome, RoundRecord, ServerState
+    >>> state = ServerState({"w": np.zeros(2)}, (RoundRecord(0),))
+    >>> state.after(RoundRecord(1), RoundOutcome({"w": np.ones(2)})).round
+    1
     """
 
     arrays: Arrays
@@ -157,7 +183,28 @@ class ServerState:
 
 @dataclass
 class RunResult(Result):
-    """Flower's result, with the history of rounds, the traffic and why the run ended."""
+    """Flower's result, with the history of rounds, the traffic and why the run ended.
+
+    Examples
+    --------
+    What `start` returns:
+
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+    >>> from flwr.clientapp import ClientApp
+    >>> from gems_flwr import FedAvg, InProcessGrid
+    >>> app = ClientApp()
+    >>> @app.train()
+    ... def train(message, context):
+    ...     [w] = message.content["arrays"].to_numpy_ndarrays()
+    ...     arrays = ArrayRecord([w + context.node_config["partition-id"]])
+    ...     metrics = MetricRecord({"num-examples": 1})
+    ...     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+    >>> grid = InProcessGrid(app, nodes=2)
+    >>> result = FedAvg().start(grid, ArrayRecord([np.zeros(2)]), num_rounds=2)
+    >>> result.stopped_because, result.failures, result.traffic.messages_up
+    ('all rounds are done', (), 4)
+    """
 
     history: tuple[RoundRecord, ...] = ()
     details: dict[str, Any] = field(default_factory=dict)

@@ -9,13 +9,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from gems_flwr.errors import OptionError
 from gems_flwr.server.state import RoundRecord
 
 Goal = Literal["max", "min"]
 
 
 class StopRule(Protocol):
-    """Anything that can tell from the history whether to stop."""
+    """Anything that can tell from the history whether to stop.
+
+    Examples
+    --------
+    A function will do:
+
+    >>> from gems_flwr import FedAvg
+    >>> def after_ten_megabytes(history):
+    ...     up = sum(record.traffic.bytes_up for record in history)
+    ...     return "the budget is used up" if up > 10_000_000 else None
+    >>> strategy = FedAvg(stop_rules=[after_ten_megabytes])
+    """
 
     def __call__(self, history: Sequence[RoundRecord]) -> str | None:
         """Return why to stop, or None to go on."""
@@ -33,6 +45,13 @@ class TargetReached:
         Which metric; the server's own evaluation comes first, then the nodes'.
     goal : {"max", "min"}
         Whether larger ("max") or smaller ("min") values are better.
+
+    Examples
+    --------
+    >>> from gems_flwr import FedAvg, RoundRecord, TargetReached
+    >>> strategy = FedAvg(stop_rules=[TargetReached(0.9)])
+    >>> TargetReached(0.9)([RoundRecord(1, server_metrics={"accuracy": 0.95})])
+    'accuracy 0.9500 reached the target 0.9'
     """
 
     value: float
@@ -61,6 +80,13 @@ class PatienceExhausted:
         How many rounds without improvement are too many, at least 1.
     metric, goal
         As in `TargetReached`.
+
+    Examples
+    --------
+    >>> from gems_flwr import PatienceExhausted, RoundRecord
+    >>> rule = PatienceExhausted(rounds=2, metric="loss", goal="min")
+    >>> rule([RoundRecord(n, server_metrics={"loss": 1.0}) for n in (1, 2, 3)])
+    'loss has not improved for 2 rounds'
     """
 
     rounds: int
@@ -70,7 +96,7 @@ class PatienceExhausted:
     def __post_init__(self) -> None:
         _check_goal(self.goal)
         if self.rounds < 1:
-            raise ValueError(f"rounds must be at least 1, got {self.rounds}")
+            raise OptionError(f"rounds must be at least 1, got {self.rounds}")
 
     def __call__(self, history: Sequence[RoundRecord]) -> str | None:
         """Return why to stop, or None to go on."""
@@ -89,4 +115,4 @@ class PatienceExhausted:
 
 def _check_goal(goal: str) -> None:
     if goal not in ("max", "min"):
-        raise ValueError(f"goal must be 'max' or 'min', got '{goal}'")
+        raise OptionError(f"goal must be 'max' or 'min', got '{goal}'")

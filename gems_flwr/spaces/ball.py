@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,6 +26,7 @@ from gems_flwr.spaces.checks import check_array, check_keys, take
 from gems_flwr.spaces.radius import Radius
 
 TOLERANCE = 1e-9
+AnySpace = TypeVar("AnySpace")
 
 
 def as_point(w: ArrayLike, dimension: int) -> NDArray[np.float64]:
@@ -171,3 +172,11 @@ class BallSet:
         return cls(
             tuple(BallSpace(c, Radius.from_meta(r)) for c, r in zip(centers, radii, strict=True))
         )
+
+
+def with_new_ball(old: object, new: AnySpace) -> AnySpace | BallSet:
+    """Return the balls that a node has sent before with a new one (2018); else what is new."""
+    if not isinstance(new, BallSpace) or not isinstance(old, BallSpace | BallSet):
+        return new
+    before = old.balls if isinstance(old, BallSet) else (old,)
+    return BallSet((*before, new))

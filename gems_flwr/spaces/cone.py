@@ -11,9 +11,8 @@ A layer is good enough if ``m_cj >= kappa(epsilon) * sqrt(v_cj)`` and ``m_cj > 0
 component and rival: a second-order cone, convex for epsilon of at least 1/2. A class that the
 node never saw is only ever a rival, so missing classes need no correction.
 
-Decided here: ``kappa`` is the normal quantile (``gaussian``) or ``sqrt(eps / (1 - eps))``
-(``cantelli``), which by Cantelli's inequality holds for *any* distribution with these
-moments. Strictness (``m > 0``) keeps out the zero layer, which ties on every sample.
+Decided here: ``kappa`` is the normal quantile. Strictness (``m > 0``) keeps out the zero layer,
+which ties on every sample.
 
 The distance to the cone: every constraint ``kappa * sqrt(v) - m <= 0`` is positively homogeneous
 and convex, so its gradient at any point is a half-space through the origin that holds the whole
@@ -25,9 +24,8 @@ distance up to the true one. The same half-spaces serve `gems_flwr.intersect.mix
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -50,14 +48,13 @@ from gems_flwr.spaces.covariance import (
 from gems_flwr.spaces.output_layer import flatten_linear, unflatten_linear
 from gems_flwr.typing import Float
 
-Rule = Literal["gaussian", "cantelli"]
+# What messages and files call the quantile by which epsilon becomes kappa; there is no other.
+_RULE = "gaussian"
 
 
-def kappa(epsilon: float, rule: Rule) -> float:
+def kappa(epsilon: float) -> float:
     """Return how many standard deviations the mean margin must be above zero."""
-    if rule == "gaussian":
-        return float(ndtri(epsilon))
-    return math.sqrt(epsilon / (1 - epsilon))
+    return float(ndtri(epsilon))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -78,8 +75,6 @@ class ClassMomentCone:
         Spread of the inputs of each component.
     epsilon : float
         Share of each component to be told from each rival, in [0.5, 1).
-    rule : {"gaussian", "cantelli"}
-        How ``epsilon`` becomes a number of standard deviations.
     total_count : int
         All samples of the node: the counts plus ``withheld_count``.
     withheld : tuple of int
@@ -102,7 +97,6 @@ class ClassMomentCone:
     means: Values
     covariance: FullCovariance | LowRankCovariance
     epsilon: float = 0.5
-    rule: Rule = "gaussian"
     total_count: int = 0
     withheld: tuple[int, ...] = ()
     withheld_count: int = 0
@@ -123,8 +117,6 @@ class ClassMomentCone:
             raise SpaceError("covariance", f"{components} components", self.covariance.shape[0])
         set_(self, "means", check_values("means", self.means, self.covariance.shape))
         set_(self, "epsilon", check_number("epsilon", self.epsilon, 0.5, 1 - 1e-9))
-        if self.rule not in ("gaussian", "cantelli"):
-            raise SpaceError("rule", "gaussian or cantelli", repr(self.rule))
         set_(self, "withheld", tuple(int(c) for c in self.withheld))
         if len(set(self.withheld)) < len(self.withheld):
             raise SpaceError("withheld", "each class once", f"{len(self.withheld)} classes")
@@ -158,7 +150,7 @@ class ClassMomentCone:
     @property
     def kappa(self) -> float:
         """Standard deviations that a mean margin must be above zero."""
-        return kappa(self.epsilon, self.rule)
+        return kappa(self.epsilon)
 
     def margins(self, w: ArrayLike) -> ConeMargins:
         """Return mean and deviation of every component's margin over every rival."""
@@ -182,16 +174,6 @@ class ClassMomentCone:
         is never above ``|w|``.
         """
         return distance_to_cone(self, np.asarray(w, dtype=np.float64).reshape(-1), self.kappa)
-
-    def guaranteed_accuracy(self, w: ArrayLike) -> float:
-        """Return the accuracy on the node's sent samples that Cantelli guarantees.
-
-        Per component ``1 - sum_j v / (v + m^2)`` over the rivals with positive margin (union
-        bound; 0 if any margin is not positive), weighted by the counts.
-        """
-        failures = self.margins(w).cantelli_failure().sum(axis=1)
-        safe = np.clip(1 - failures, 0, 1)
-        return float((safe * self.counts).sum() / self.counts.sum())
 
     def without_components(self, gone: NDArray[np.bool_]) -> ClassMomentCone | None:
         """Return the cone without some of its components; None if nothing is left."""
@@ -225,9 +207,9 @@ class ClassMomentCone:
             **pack_values("means", self.means),
             **self.covariance.to_arrays(),
         }
-        fields = ("num_classes", "epsilon", "rule", "total_count", "withheld_count")
         meta: dict[str, Any] = {"kind": self.kind, "form": self.covariance.form}
-        meta |= {name: getattr(self, name) for name in fields}
+        meta |= {"num_classes": self.num_classes, "epsilon": self.epsilon, "rule": _RULE}
+        meta |= {"total_count": self.total_count, "withheld_count": self.withheld_count}
         meta |= {"num_features": self.num_features, "withheld": list(self.withheld)}
         return arrays, meta | {"privacy": list(self.privacy) if self.privacy else None}
 
@@ -250,6 +232,8 @@ class ClassMomentCone:
             covariance = LowRankCovariance.from_arrays(arrays)
         if covariance.shape[1] != features:
             raise SpaceError("num_features", f"{covariance.shape[1]} as in the arrays", features)
+        if (rule := take(meta, "rule", "the cone's meta")) != _RULE:
+            raise SpaceError("rule", f"{_RULE}, the only one that is known", repr(rule)[:80])
         privacy, withheld = meta.get("privacy"), meta.get("withheld", [])
         if not isinstance(withheld, list) or not all(type(c) is int for c in withheld):
             raise SpaceError("withheld", "a list of class indices", repr(withheld)[:80])
@@ -262,7 +246,6 @@ class ClassMomentCone:
             means=unpack_values("means", arrays),
             covariance=covariance,
             epsilon=take(meta, "epsilon", "the cone's meta"),
-            rule=take(meta, "rule", "the cone's meta"),
             total_count=check_integer(
                 "total_count", take(meta, "total_count", "meta"), 1, MAX_POOLED_EXAMPLES
             ),
@@ -275,10 +258,6 @@ class ClassMomentCone:
 def mean_values(cone: ClassMomentCone) -> NDArray[np.float64]:
     """Return the means of a cone's components in double precision."""
     return dense(cone.means).astype(np.float64)
-
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -309,12 +288,6 @@ class ConeMargins:
     def slack(self, kappa: float) -> Float:
         """Return ``m - kappa * sqrt(v)`` for every component and rival."""
         return np.asarray(self.mean - kappa * self.deviation)
-
-    def cantelli_failure(self) -> Float:
-        """Return the largest share of a component that a rival can take."""
-        variance, squared_mean = self.deviation**2, self.mean**2
-        share = variance / np.maximum(variance + squared_mean, 1e-300)
-        return np.asarray(np.where(self.mean > 0, share, 1.0))
 
 
 def spread(cone: ClassMomentCone, component: int, rows: Float) -> Float:

@@ -94,3 +94,8 @@ class CurvedSpace:
         axes = self.space.radii.astype(np.float64) / old.value * value
         axes = np.clip(axes, _SHORTEST_AXIS, MAX_WEIGHT)
         return EllipsoidSpace(self.space.center, axes.astype(np.float32), radius)
+
+
+def without_curve(space: Any) -> Any:
+    """Return a space without its curve of radii, if it has one."""
+    return space.space if isinstance(space, CurvedSpace) else space

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gems_flwr.errors import SpaceError
+from gems_flwr.errors import ModelError, SpaceError
 
 
 def flatten_linear(weight: ArrayLike, bias: ArrayLike) -> NDArray[np.float64]:
@@ -104,25 +104,28 @@ def find_output_layer(arrays: Mapping[str, NDArray], name: str | None = None) ->
     arrays : mapping from str to ndarray
         The model, in the order of its layers, as in a torch state dict.
     name : str, optional
-        The layer's name in a torch module, where the last matrix is not the one.
+        The layer's name in a torch module, where the last matrix is not the one; empty if the
+        module is that layer.
 
     Raises
     ------
-    ValueError
+    ModelError
         If there is no such layer.
     """
     keys = list(arrays)
     if name is not None:
-        candidates = [key for key in keys if key == f"{name}.weight"]
+        # A module that is the layer itself has no name.
+        named = f"{name}.weight" if name else "weight"
+        candidates = [key for key in keys if key == named]
     else:
         candidates = [key for key in keys if np.ndim(arrays[key]) == 2]
     if not candidates or np.ndim(arrays[candidates[-1]]) != 2:
-        wanted = "a matrix among the arrays" if name is None else f"a matrix '{name}.weight'"
-        raise ValueError(f"no linear output layer: expected {wanted}, got {keys}")
+        wanted = "a matrix among the arrays" if name is None else f"a matrix '{named}'"
+        raise ModelError(f"no linear output layer: expected {wanted}, got {keys}")
     weight = candidates[-1]
     outputs, features = np.shape(arrays[weight])
     # A bias follows its matrix, or has the matching name.
     following = keys[keys.index(weight) + 1 :][:1]
-    named = [key for key in keys if key == weight.removesuffix("weight") + "bias"]
-    fits = [key for key in (named or following) if np.shape(arrays[key]) == (outputs,)]
+    namesakes = [key for key in keys if key == weight.removesuffix("weight") + "bias"]
+    fits = [key for key in (namesakes or following) if np.shape(arrays[key]) == (outputs,)]
     return OutputLayer(weight, fits[0] if fits else None, outputs, features)

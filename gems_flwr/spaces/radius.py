@@ -55,11 +55,6 @@ class Radius:
             check_integer("radius.directions", self.directions, 0, MAX_DIRECTIONS),
         )
 
-    @property
-    def is_proof(self) -> bool:
-        """Whether the radius holds in every direction."""
-        return self.method == "certified"
-
     def to_meta(self) -> dict[str, Any]:
         """Return the radius as plain numbers and text."""
         return dataclasses.asdict(self)

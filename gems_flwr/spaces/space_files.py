@@ -27,16 +27,42 @@ from gems_flwr.bounds import MAX_FILE_NAME_BYTES
 from gems_flwr.disk.faults import disk_faults
 from gems_flwr.disk.files import CHECKSUM, checksum, replacing, verify_checksum
 from gems_flwr.disk.lock import make_folder
-from gems_flwr.errors import SpaceError
+from gems_flwr.errors import OptionError, SpaceError
 from gems_flwr.spaces.ball import BallSet, BallSpace
 from gems_flwr.spaces.checks import take
 from gems_flwr.spaces.cone import ClassMomentCone
+from gems_flwr.spaces.convex_set import ConvexSet
 from gems_flwr.spaces.ellipsoid import EllipsoidSpace
 
-Space = BallSpace | EllipsoidSpace | BallSet | ClassMomentCone
+Space = BallSpace | EllipsoidSpace | BallSet | ClassMomentCone | ConvexSet
 
 FORMAT = "gems-space"
 VERSION = 1
+
+
+# By kind; see `register_space`.
+_SPACES: dict[str, type[Any]] = {
+    space.kind: space for space in (BallSpace, EllipsoidSpace, BallSet, ClassMomentCone)
+}
+
+
+def register_space(space: type[ConvexSet]) -> None:
+    """Let replies and files hold another kind of space.
+
+    Parameters
+    ----------
+    space : type
+        A `ConvexSet`. Its `kind` is that of the request by which nodes are asked for it, a
+        `gems_flwr.wire.space_requests.SpaceRequest`.
+
+    Raises
+    ------
+    OptionError
+        If another class has that kind.
+    """
+    known = _SPACES.setdefault(space.kind, space)
+    if (known.__module__, known.__qualname__) != (space.__module__, space.__qualname__):
+        raise OptionError(f"kind '{space.kind}' is that of {known.__module__}.{known.__qualname__}")
 
 
 def space_to_arrays(space: Space) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
@@ -53,11 +79,10 @@ def space_from_arrays(arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> Spa
         If the kind is unknown or anything about the space is malformed.
     """
     kind = take(meta, "kind", "the space's meta")
-    kinds: tuple[type[Space], ...] = (BallSpace, EllipsoidSpace, BallSet, ClassMomentCone)
-    for space in kinds:
-        if kind == space.kind:
-            return space.from_arrays(arrays, meta)
-    raise SpaceError("kind", f"one of {[space.kind for space in kinds]}", repr(kind))
+    if not isinstance(kind, str) or kind not in _SPACES:
+        raise SpaceError("kind", f"one of {list(_SPACES)}", repr(kind))
+    space: Space = _SPACES[kind].from_arrays(arrays, meta)
+    return space
 
 
 def save_space(
@@ -80,6 +105,18 @@ def save_space(
     ------
     DiskError
         If it cannot be written; what was there before is unchanged.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> import torch
+    >>> from gems_flwr import build_cone, load_space, save_space
+    >>> cone = build_cone(torch.randn(200, 3), torch.arange(200) % 2, num_classes=2)
+    >>> with TemporaryDirectory() as folder:
+    ...     size = save_space(Path(folder, "north.safetensors"), cone)
+    ...     load_space(Path(folder, "north.safetensors")).num_classes
+    2
     """
     arrays, meta = space.to_arrays()
     contiguous = {key: np.ascontiguousarray(value) for key, value in arrays.items()}
@@ -116,6 +153,18 @@ def load_space(path: str | Path) -> Space:
     SpaceError
         If the file is not one of ours or the space in it is malformed; the message
         begins with the file's name.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> import torch
+    >>> from gems_flwr import build_cone, load_space, save_space
+    >>> cone = build_cone(torch.randn(200, 3), torch.arange(200) % 2, num_classes=2)
+    >>> with TemporaryDirectory() as folder:
+    ...     size = save_space(Path(folder, "north.safetensors"), cone)
+    ...     load_space(Path(folder, "north.safetensors")).kind
+    'cone'
     """
     name = Path(path).name
     try:

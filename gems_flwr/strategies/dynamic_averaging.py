@@ -34,6 +34,7 @@ from gems_flwr.averaging.balancing import (
 )
 from gems_flwr.averaging.synchronisation import Synchronisation
 from gems_flwr.averaging.threshold import following_loss, steered
+from gems_flwr.errors import OptionError
 from gems_flwr.runtime.seeding import generator
 from gems_flwr.server.learner_state import LearnerState, Tally
 from gems_flwr.server.local_learners import AskForModels, LocalLearners, Replies
@@ -61,6 +62,27 @@ class DynamicAveraging(LocalLearners):
         Models, up and down, that a node should move per check on average, in (0, 2].
     **learners
         See `LocalLearners`.
+
+    Examples
+    --------
+    Learners that drift apart, each by its number in every round:
+
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+    >>> from flwr.clientapp import ClientApp
+    >>> from gems_flwr import DynamicAveraging, InProcessGrid, dynamic_averaging_mod
+    >>> app = ClientApp(mods=[dynamic_averaging_mod()])
+    >>> @app.train()
+    ... def train(message, context):
+    ...     [w] = message.content["arrays"].to_numpy_ndarrays()
+    ...     arrays = ArrayRecord([w + context.node_config["partition-id"]])
+    ...     metrics = MetricRecord({"num-examples": 1})
+    ...     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+    >>> grid = InProcessGrid(app, nodes=3)
+    >>> strategy = DynamicAveraging(delta=10, final_sync=False)
+    >>> result = strategy.start(grid, ArrayRecord([np.zeros(2)]), num_rounds=2)
+    >>> result.details["violations"], result.details["models_up"]  # both in round 2
+    (1, 3)
     """
 
     delta: float = 0.7
@@ -75,16 +97,16 @@ class DynamicAveraging(LocalLearners):
         super().__post_init__()
         self._rule(self.delta)
         if not 0 <= self.follow_loss < math.inf:
-            raise ValueError(f"follow_loss must be at least 0, got {self.follow_loss}")
+            raise OptionError(f"follow_loss must be at least 0, got {self.follow_loss}")
         if self.target_rate is not None and not 0 < self.target_rate <= 2:
-            raise ValueError(f"target_rate must be in (0, 2], got {self.target_rate}")
+            raise OptionError(f"target_rate must be in (0, 2], got {self.target_rate}")
         if self.rule.is_on and (self.follow_loss or self.target_rate is not None):
-            raise ValueError(
+            raise OptionError(
                 "robust goes with neither follow_loss nor target_rate: the threshold would follow "
                 "what nodes say of their loss, or how often they claim a violation"
             )
         if self.follow_loss and self.target_rate is not None:
-            raise ValueError("follow_loss and target_rate cannot both set the threshold")
+            raise OptionError("follow_loss and target_rate cannot both set the threshold")
 
     @property
     def period(self) -> int:

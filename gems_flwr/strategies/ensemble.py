@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from numpy.typing import NDArray
 
 from gems_flwr import scoring
+from gems_flwr.errors import OptionError
 from gems_flwr.runtime.seeding import generator
 from gems_flwr.strategies.local_models import LocalModels
 
@@ -26,6 +27,17 @@ class Ensemble(LocalModels):
         class with the highest mean probability.
     **tuning
         See `LocalModels`.
+
+    Examples
+    --------
+    The strategy knows how its models vote; it is started as `LocalModels` is:
+
+    >>> import numpy as np
+    >>> from gems_flwr import Ensemble
+    >>> first = np.array([[0.9, 0.1], [0.6, 0.4]])  # class probabilities of two samples
+    >>> second = np.array([[0.8, 0.2], [0.1, 0.9]])
+    >>> Ensemble(vote="softmax_mean").score([first, second], np.array([0, 1]))["accuracy"]
+    1.0
     """
 
     vote: Vote = "majority"
@@ -33,7 +45,7 @@ class Ensemble(LocalModels):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.vote not in get_args(Vote):
-            raise ValueError(f"vote must be one of {list(get_args(Vote))}, got '{self.vote}'")
+            raise OptionError(f"vote must be one of {list(get_args(Vote))}, got '{self.vote}'")
 
     def score(self, members: Sequence[NDArray], labels: NDArray) -> dict[str, float]:
         """Score the vote. A majority has no probabilities, and so no loss."""

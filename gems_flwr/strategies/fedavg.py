@@ -31,6 +31,29 @@ class FedAvg(AveragesModels):
         Whether a node counts by its number of examples, or all count the same.
     **averaging
         See `AveragesModels`; McMahan's C is `fraction_train`.
+
+    Examples
+    --------
+    Nodes whose training adds their number to each weight:
+
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+    >>> from flwr.clientapp import ClientApp
+    >>> from gems_flwr import FedAvg, InProcessGrid
+    >>> app = ClientApp()
+    >>> @app.train()
+    ... def train(message, context):
+    ...     [w] = message.content["arrays"].to_numpy_ndarrays()
+    ...     arrays = ArrayRecord([w + context.node_config["partition-id"]])
+    ...     metrics = MetricRecord({"num-examples": 1})
+    ...     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+    >>> strategy = FedAvg(min_nodes=3, seed=1)
+    >>> grid = InProcessGrid(app, nodes=3)
+    >>> result = strategy.start(grid, ArrayRecord([np.zeros(2)]), num_rounds=2)
+    >>> result.arrays.to_numpy_ndarrays()
+    [array([2., 2.])]
+    >>> result.traffic.messages_up
+    6
     """
 
     weighted: bool = True

@@ -13,82 +13,67 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal
 
-import numpy as np
 from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from gems_flwr.errors import DiskError
-from gems_flwr.intersect.aggregate import Aggregate, OnEmpty, aggregate_spaces
+from gems_flwr.intersect.aggregate import Aggregate, aggregate_spaces
 from gems_flwr.intersect.audit import audit_nodes
 from gems_flwr.intersect.cone_objective import ConeOptions
-from gems_flwr.intersect.result import Select
+from gems_flwr.intersect.result_details import Spaces, intersection_details, left_out_details
 from gems_flwr.intersect.screen_spaces import screen_spaces
+from gems_flwr.keyword_hints import with_hints
 from gems_flwr.moments.class_sums import ClassSums
-from gems_flwr.moments.cone_building import MIN_COUNT, Rank, cone_from_sums
-from gems_flwr.networks.layers import weight_layers
+from gems_flwr.moments.cone_building import MIN_COUNT, cone_from_sums
+from gems_flwr.networks.layers import layers_below_output
 from gems_flwr.samples import Samples
+from gems_flwr.server.gems_options import (
+    SPACE_OPTIONS,
+    check_gems_options,
+    moved_options,
+)
 from gems_flwr.server.log import log_warning
 from gems_flwr.server.loop import RoundLoop
 from gems_flwr.server.public_tuning import check_tuning, first_samples
 from gems_flwr.server.screening import plausible, unchecked_details
 from gems_flwr.server.state import RoundOutcome, ServerState
-from gems_flwr.spaces.ball import BallSet, BallSpace
+from gems_flwr.spaces.ball import with_new_ball
 from gems_flwr.spaces.cone import ClassMomentCone
-from gems_flwr.spaces.curved_space import CurvedSpace
+from gems_flwr.spaces.curved_space import CurvedSpace, without_curve
 from gems_flwr.spaces.output_layer import OutputLayer, find_output_layer
 from gems_flwr.spaces.space_files import Space, SpaceFolder
 from gems_flwr.typing import Arrays
+from gems_flwr.wire.asking import ask_for_score, ask_for_space, freeze_below
 from gems_flwr.wire.keys import EVALUATE, TRAIN
-from gems_flwr.wire.neuron_replies import freeze_below
 from gems_flwr.wire.records import to_record
-from gems_flwr.wire.requests import ScoreRequest, SpaceRequest
-from gems_flwr.wire.space_replies import (
-    NodeSpace,
-    ask_for_score,
-    ask_for_space,
-    unpack_score_reply,
-    unpack_space_reply,
-)
-
-if TYPE_CHECKING:
-    pass
-
-Kind = Literal["ball", "ellipsoid", "cone"]
-Spaces = Mapping[str, Space | CurvedSpace]
-# The paper's epsilon for MNIST; for a cone, the mildest demand that is convex.
-DEFAULT_EPSILON = {"ball": 0.4, "ellipsoid": 0.4, "cone": 0.5}
+from gems_flwr.wire.space_replies import NodeSpace, unpack_score_reply, unpack_space_reply
+from gems_flwr.wire.space_requests import Centered, Cone, SpaceRequest, as_space_request
 
 
+@with_hints(moved_options(SPACE_OPTIONS))
 @dataclass(kw_only=True, eq=False)
 class Gems(RoundLoop):
     """Intersect the nodes' good-enough spaces.
 
     Parameters
     ----------
-    space : {"ball", "ellipsoid", "cone"}
-        What nodes send: the papers' balls and ellipsoids, or class moments.
-    epsilon : float, "auto", or mapping from node name to float, optional
-        What is good enough. An accuracy (or a loss, see `measure`); for a cone the share of
-        each class to be told from each rival, from 0.5. ``"auto"`` takes the largest at which
-        all balls or ellipsoids meet. By default 0.4, for cones 0.5.
-    measure : {"accuracy", "loss"}
-        What epsilon is, for balls and ellipsoids.
-    radius : {"sampled", "worst", "certified", "bisection", "growing"}
-        How radii are found. ``sampled`` is the papers' and too large: random directions miss
-        the bad ones. ``worst`` and ``certified`` are honest, and then balls rarely meet.
-    directions, floor, rank, clusters, int8, min_count, sums
-        See `gems_flwr.wire.requests.SpaceRequest`.
-    dp_epsilon, dp_delta, dp_clip, dp_classes, dp_seeded
-        The same; scores for `verify` and `audit` are then asked for with as much noise, too.
+    space : Cone, Ball or Ellipsoid, or "cone", "ball" or "ellipsoid"
+        What nodes are asked for; a word stands for the space with its defaults. Class moments,
+        or the papers' balls and ellipsoids.
+    epsilon : "auto", or mapping from node name to float, optional
+        What is good enough, where not one number of the space's holds for all nodes: ``"auto"``
+        takes the largest at which all balls or ellipsoids meet; a mapping has numbers for some
+        nodes, in place of the space's.
     select : {"first", "margin", "objective"}, optional
-        Which point of the intersection; see `gems_flwr.intersect.aggregate.intersect`.
+        Which point of the intersection; see `gems_flwr.intersect.intersect`. By default the
+        smallest loss for cones, else the first on the way from the average.
     ridge : float, optional
         Ridge of the cone objective, at least 0; by default that of the form of the moments.
     class_weight : {"counts", "balanced"}
@@ -97,7 +82,7 @@ class Gems(RoundLoop):
         If the spaces do not meet: take the least violating point; lower epsilon until they do;
         let the nodes train again from new initial weights, up to `retrains` times, and add the
         new balls to their sets (2018); leave out as few nodes as possible (balls, ellipsoids);
-        or fail.
+        or fail. ``retrain`` needs `Ball`.
     retrains : int, default 3
         Further rounds that ``retrain`` may take.
     initialise : callable, optional
@@ -110,10 +95,11 @@ class Gems(RoundLoop):
         Public inputs of the output layer, and their classes; needed for `tune`.
     verify : bool, default False
         Whether every node is asked how accurate the result is on its own held-out data.
-    robust : bool, default False
+    robust : bool, optional
         Whether each node's space is held against those of the others before it counts; see
         `intersect.screen_spaces`. Who is left out, or counts for less, is in the details, and
-        which classes too few nodes hold for a lie about them to be noticed.
+        which classes too few nodes hold for a lie about them to be noticed. By default not, and
+        as the head of a `LayerwiseGems` if that one is.
     audit : bool, default False
         Whether the nodes' scores may convict a node, for cones: the server aggregates without
         each in turn and asks the others what they gain; see `gems_flwr.intersect.audit`. It costs a
@@ -123,24 +109,22 @@ class Gems(RoundLoop):
     **loop
         See `RoundLoop`. With a `checkpoint_dir` the received spaces are kept in its folder
         ``spaces``, where ``python -m gems_flwr aggregate`` can add a late one.
+
+    Examples
+    --------
+    >>> from gems_flwr import Ball, Cone, Gems
+    >>> Gems(space=Cone(rank=20, clusters=8), verify=True).request().to_json()
+    '{"rank": 20, "clusters": 8}'
+    >>> Gems(space=Ball(radius="worst"), epsilon={"north": 0.8}).request("north").epsilon
+    0.8
+    >>> Gems(space="ball", epsilon=0.6)
+    Traceback (most recent call last):
+        ...
+    gems_flwr.errors.OptionError: an epsilon for all nodes is the space's: space=Ball(epsilon=0.6)
     """
 
-    space: Kind = "cone"
-    epsilon: float | str | Mapping[str, float] | None = None
-    measure: Literal["accuracy", "loss"] = "accuracy"
-    radius: Literal["sampled", "worst", "certified", "bisection", "growing"] = "sampled"
-    directions: int = 500
-    floor: float = 0.1
-    rank: Rank = "auto"
-    clusters: int = 1
-    int8: bool = True
-    min_count: int | None = None
-    sums: bool = False
-    dp_epsilon: float | None = None
-    dp_delta: float = 1e-5
-    dp_clip: float = 1.0
-    dp_classes: Sequence[int] | None = None
-    dp_seeded: bool = False
+    space: SpaceRequest | str = "cone"
+    epsilon: str | Mapping[str, float] | None = None
     select: Literal["first", "margin", "objective"] | None = None
     ridge: float | None = None
     class_weight: Literal["counts", "balanced"] = "counts"
@@ -151,18 +135,19 @@ class Gems(RoundLoop):
     tune_rate: float = 1e-3
     public: tuple[NDArray, NDArray] | None = None
     verify: bool = False
-    robust: bool = False
+    robust: bool | None = None
     audit: bool = False
     layer: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._space = as_space_request(self.space)
         if isinstance(self.epsilon, Mapping):
             # Names are text, though YAML reads the name 0 as a number.
             self.epsilon = {str(node): value for node, value in self.epsilon.items()}
-        check_gems_options(self)
+        check_gems_options(self, self._space)
         # Of sums nothing but the total is anybody's business: single ones are never written.
-        self.keep_replies = self.keep_replies and not self.sums
+        self.keep_replies = self.keep_replies and not self._space.is_summed
         check_tuning(self.tune, self.tune_rate, self.public)
         self._cone_options = ConeOptions(ridge=self.ridge, class_weight=self.class_weight)
         for node in self.epsilon if isinstance(self.epsilon, Mapping) else [""]:
@@ -173,24 +158,28 @@ class Gems(RoundLoop):
         self._unchecked: tuple[int, ...] | None = None
 
     @property
+    def asked_space(self) -> SpaceRequest:
+        """What nodes are asked for, with the epsilon of all nodes."""
+        return self._space
+
+    @property
     def rounds_needed(self) -> int:  # type: ignore[override]
         """One, and as many more as retraining may take."""
         return 1 + (self.retrains if self.on_empty == "retrain" else 0)
 
     def request(self, node: str = "") -> SpaceRequest:
         """Return what a node is asked for."""
-        curve = self.space != "cone" and (self.epsilon == "auto" or self.on_empty == "relax")
-        epsilon = DEFAULT_EPSILON[self.space]
-        if isinstance(self.epsilon, Mapping):
-            epsilon = float(self.epsilon.get(node, epsilon))
-        elif isinstance(self.epsilon, int | float):
-            epsilon = float(self.epsilon)
+        asked: dict[str, Any] = {}
+        if isinstance(self.epsilon, Mapping) and node in self.epsilon:
+            asked["epsilon"] = float(self.epsilon[node])
         elif self.epsilon == "auto":
             # Any that every centre meets; the curve tells the rest.
-            epsilon = 1e-6
-        shared = {f.name for f in dataclasses.fields(SpaceRequest)} & set(vars(self))
-        options = {name: getattr(self, name) for name in shared - {"epsilon"}}
-        return SpaceRequest(kind=self.space, epsilon=epsilon, curve=curve, **options)
+            asked["epsilon"] = 1e-6
+        if isinstance(self._space, Centered) and (
+            self.epsilon == "auto" or self.on_empty == "relax"
+        ):
+            asked["curve"] = True
+        return dataclasses.replace(self._space, **asked)
 
     # --- the round ----------------------------------------------------------------------------
 
@@ -221,7 +210,7 @@ class Gems(RoundLoop):
         scores: dict[str, float] = {}
         if done and self.verify:
             scores = self._scores(server_round, grid, arrays, evaluate_config, "verification")
-        details = intersection_details(self.space, found, spaces, scores)
+        details = intersection_details(self._space.kind, found, spaces, scores)
         details |= left_out_details(found, spaces, notes, convicted)
         if self.robust:
             details |= unchecked_details(self._unchecked)
@@ -279,7 +268,7 @@ class Gems(RoundLoop):
         """Let nodes keep the spaces that they have sent under new names."""
         received = self._received or dict(self._spaces.load())
         self._received = {names.get(node, node): space for node, space in received.items()}
-        if not self.sums:
+        if not self._space.is_summed:
             self._spaces.clear()
             self._spaces.save({n: without_curve(space) for n, space in self._received.items()})
         return state
@@ -308,7 +297,7 @@ class Gems(RoundLoop):
         messages = self.messages(server_round, nodes, TRAIN, record, config)
         for message in messages:
             ask_for_space(message.content, self.request(self._name_of(message)))
-            freeze_below(message.content, _layers_below(arrays))
+            freeze_below(message.content, layers_below_output(arrays))
         unpack = partial(unpack_space_reply, request=self.request(), layer=layer)
         answers = self.accept(self.collect(messages), unpack, at_least=self.min_nodes)
         received: dict[str, NodeSpace] = {}
@@ -316,13 +305,15 @@ class Gems(RoundLoop):
             # A resumed run: what earlier rounds received lies in the folder.
             received = dict(self._received or self._spaces.load())
         for answer in answers:
-            received[answer.node] = _joined(received.get(answer.node), answer.value)
+            received[answer.node] = with_new_ball(received.get(answer.node), answer.value)
         return received
 
     def _keep(self, received: dict[str, NodeSpace], *, afresh: bool) -> None:
         """Remember what was received, and put it into the folder."""
         self._received = received
-        kept = {} if self.sums else {n: without_curve(space) for n, space in received.items()}
+        kept = {}
+        if not self._space.is_summed:
+            kept = {node: without_curve(space) for node, space in received.items()}
         try:
             if afresh:
                 self._spaces.clear()
@@ -334,7 +325,7 @@ class Gems(RoundLoop):
 
     def _usable_spaces(self, received: Mapping[str, NodeSpace]) -> dict[str, Space | CurvedSpace]:
         most = float("inf") if self.max_examples is None else self.max_examples
-        if not self.sums:
+        if not isinstance(self._space, Cone) or not self._space.sums:
             spaces = {k: s for k, s in received.items() if not isinstance(s, ClassSums)}
             return {
                 k: s.with_samples_at_most(most) if isinstance(s, ClassMomentCone) else s
@@ -345,7 +336,7 @@ class Gems(RoundLoop):
             s.with_samples_at_most(most) for s in received.values() if isinstance(s, ClassSums)
         ]
         total = sum(parts[1:], parts[0])
-        return {"all nodes": cone_from_sums(total, min_count=self.min_count or MIN_COUNT)}
+        return {"all nodes": cone_from_sums(total, min_count=self._space.min_count or MIN_COUNT)}
 
     def _screened(
         self, spaces: dict[str, Space | CurvedSpace]
@@ -354,7 +345,7 @@ class Gems(RoundLoop):
         if not self.robust:
             return spaces, {}
         result = screen_spaces([without_curve(space) for space in spaces.values()])
-        self._unchecked = result.unchecked if self.space == "cone" else None
+        self._unchecked = result.unchecked if isinstance(self._space, Cone) else None
         screened = [
             space if now is without_curve(space) else now
             for space, now in zip(spaces.values(), result.spaces, strict=True)
@@ -369,9 +360,8 @@ class Gems(RoundLoop):
         record = to_record(arrays)
         # As train messages, because every client has a handler for those, and the mod around it.
         messages = self.messages(server_round, nodes, TRAIN, record, config, step=step)
-        request = ScoreRequest(self.dp_epsilon, self.dp_delta, self.dp_seeded)
         for message in messages:
-            ask_for_score(message.content, request)
+            ask_for_score(message.content, self._space.score)
         answers = self.accept(self.collect(messages), unpack_score_reply)
         return {answer.node: answer.value for answer in answers}
 
@@ -387,144 +377,3 @@ class Gems(RoundLoop):
         if not self.tune or self.public is None:
             return None
         return Samples(*first_samples(self.public, self.tune))
-
-
-def _layers_below(arrays: Arrays) -> int:
-    """Return how many layers are below the output layer; 0 for what is no chain of layers."""
-    try:
-        return len(weight_layers(arrays)) - 1
-    except ValueError:
-        return 0
-
-
-def _joined(old: NodeSpace | None, new: NodeSpace) -> NodeSpace:
-    """Add a new ball to those that a node has sent before (2018)."""
-    if not isinstance(new, BallSpace) or not isinstance(old, BallSpace | BallSet):
-        return new
-    before = old.balls if isinstance(old, BallSet) else (old,)
-    return BallSet((*before, new))
-
-
-def check_gems_options(options: Gems) -> None:
-    """Refuse options that are out of range or contradict each other.
-
-    Those that travel to the nodes check themselves; see `gems_flwr.wire.requests.SpaceRequest`.
-
-    Raises
-    ------
-    ValueError
-        Names the option, and what it may be or needs.
-    """
-    if options.space not in get_args(Kind):
-        raise ValueError(f"space must be one of {list(get_args(Kind))}, got '{options.space}'")
-    if isinstance(options.epsilon, str) and options.epsilon != "auto":
-        raise ValueError(f"epsilon must be a number or 'auto', got '{options.epsilon}'")
-    if options.on_empty not in get_args(OnEmpty):
-        raise ValueError(
-            f"on_empty must be one of {list(get_args(OnEmpty))}, got '{options.on_empty}'"
-        )
-    if options.select is not None and options.select not in get_args(Select):
-        raise ValueError(f"select must be one of {list(get_args(Select))}, got '{options.select}'")
-    if options.space == "cone" and options.epsilon == "auto":
-        raise ValueError("epsilon='auto' needs balls or ellipsoids, whose radii depend on it")
-    if options.on_empty == "retrain" and (options.space != "ball" or options.initialise is None):
-        raise ValueError("on_empty='retrain' needs space='ball' and initialise")
-    if options.on_empty == "subset" and (options.space == "cone" or options.epsilon == "auto"):
-        raise ValueError(
-            "on_empty='subset' needs balls or ellipsoids with an epsilon of yours; "
-            "for cones there is robust=True"
-        )
-    if (options.robust or options.audit) and (
-        options.on_empty == "retrain" or options.epsilon == "auto"
-    ):
-        raise ValueError("robust and audit go with neither on_empty='retrain' nor epsilon='auto'")
-    if options.audit and options.space != "cone":
-        raise ValueError(
-            "audit needs cones: where models are averaged, the others gain from any node that "
-            "is left out, honest or not"
-        )
-    if options.robust and options.on_empty == "relax":
-        raise ValueError("robust changes radii, which on_empty='relax' chooses itself")
-    if (options.robust or options.audit) and options.sums:
-        raise ValueError("robust and audit look at single nodes, of which sums=True shows nothing")
-    if options.retrains < 0:
-        raise ValueError(f"retrains must be at least 0, got {options.retrains}")
-
-
-def without_curve(space: Any) -> Any:
-    """Return a space without its curve of radii, if it has one."""
-    return space.space if isinstance(space, CurvedSpace) else space
-
-
-def intersection_details(
-    kind: str, found: Aggregate, spaces: Spaces, scores: Mapping[str, float]
-) -> dict[str, Any]:
-    """Return what was found, how sure that is, and for whom it is how good.
-
-    Parameters
-    ----------
-    kind : str
-        The spaces' kind.
-    found : Aggregate
-        The layer.
-    spaces : mapping from str to space
-        What it was made from, by node.
-    scores : mapping from str to float
-        Each node's accuracy with it; empty where the nodes were not asked.
-    """
-    met = found.intersection
-    details: dict[str, Any] = {
-        "space": kind,
-        "status": met.status,
-        "empty": met.empty,
-        "is_average": met.is_average and not found.tuned_on,
-        "margins": dict(zip(spaces, met.margins, strict=True)),
-        "gap": met.gap if np.isfinite(met.gap) else None,
-        "method": met.method,
-        "intersection_seconds": met.seconds,
-        "epsilon": found.epsilon,
-        "tuned_on": found.tuned_on,
-        "node_scores": dict(scores),
-    }
-    plain: dict[str, Any] = {
-        node: space.at(found.epsilon)
-        if isinstance(space, CurvedSpace) and found.epsilon
-        else without_curve(space)
-        for node, space in spaces.items()
-    }
-    details["radii"] = {n: s.radius.to_meta() for n, s in plain.items() if hasattr(s, "radius")}
-    details["withheld"] = {
-        n: list(s.withheld) for n, s in plain.items() if getattr(s, "withheld", ())
-    }
-    return details
-
-
-def left_out_details(
-    found: Aggregate,
-    spaces: Spaces,
-    notes: Mapping[str, str],
-    convicted: Mapping[str, float],
-) -> dict[str, Any]:
-    """Return who does not count, or counts for less than it claims, and why.
-
-    Parameters
-    ----------
-    found : Aggregate
-        The layer.
-    spaces : mapping from str to space
-        What it was made from, by node.
-    notes : mapping from str to str
-        What the screening held against nodes.
-    convicted : mapping from str to float
-        What the others gain without a node that the audit convicted.
-    """
-    gone = {node: reason for node, reason in notes.items() if node not in spaces}
-    names = list(spaces)
-    others = "it does not meet the others"
-    gone |= {names[index]: others for index in found.left_out}
-    gone |= {n: f"the others gain {g:.3f} accuracy without it" for n, g in convicted.items()}
-    details: dict[str, Any] = {"left_out": gone}
-    details["adjusted"] = {node: reason for node, reason in notes.items() if node in spaces}
-    if found.left_out:
-        details["subset_proved"] = found.proved
-    return details

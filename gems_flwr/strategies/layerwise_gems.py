@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 from flwr.app import ConfigRecord
@@ -27,6 +27,8 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from gems_flwr.averaging.robust_rules import HEAVY
+from gems_flwr.errors import OptionError
+from gems_flwr.keyword_hints import with_hints
 from gems_flwr.networks.inputs import LayerReader
 from gems_flwr.networks.layers import (
     WeightLayer,
@@ -41,27 +43,27 @@ from gems_flwr.neuron_merging.merged_layer import MergedLayer, MergeMethod
 from gems_flwr.neuron_merging.neuron_scale import oversized_layers
 from gems_flwr.neuron_merging.screen_neurons import screen_neurons
 from gems_flwr.runtime.seeding import derive_seed
+from gems_flwr.server.gems_options import NEURON_OPTIONS, moved_options
 from gems_flwr.server.public_tuning import TunesOnPublicData
 from gems_flwr.server.screening import UNCHECKED_NEURONS, joined, plausible
 from gems_flwr.server.state import RoundOutcome, ServerState
 from gems_flwr.spaces.neuron_balls import NeuronBalls
-from gems_flwr.strategies.gems import Gems, Kind
+from gems_flwr.strategies.gems import Gems
 from gems_flwr.typing import Arrays
+from gems_flwr.wire.asking import ask_for_neurons
 from gems_flwr.wire.keys import TRAIN
-from gems_flwr.wire.neuron_replies import ask_for_neurons, unpack_neurons_reply
+from gems_flwr.wire.neuron_replies import unpack_neurons_reply
 from gems_flwr.wire.records import to_record
-from gems_flwr.wire.requests import NeuronRequest, SpaceRequest
+from gems_flwr.wire.requests import NeuronRequest, Neurons
+from gems_flwr.wire.space_requests import Centered, Cone, SpaceRequest, as_space_request
 
-# The papers' epsilon for the last layer of a network on MNIST; see `Gems` for cones.
+# The papers' epsilon for the last layer of a network on MNIST, where the head is but a word.
 HEAD_EPSILON = 0.7
 # ReLU features want less of it than pixels do (chosen on MNIST validation data).
 HEAD_RIDGE = 1e-5
-# What `output` is about; the rest of the head's options `LayerwiseGems` sets itself.
-_OUTPUT_OPTIONS = {
-    setting.name for setting in dataclasses.fields(SpaceRequest) if setting.name != "kind"
-} | {"select", "ridge", "class_weight", "on_empty", "layer", "robust", "audit"}
 
 
+@with_hints(moved_options(NEURON_OPTIONS))
 @dataclass(kw_only=True, eq=False)
 class LayerwiseGems(TunesOnPublicData):
     """Merge the nodes' neurons layer by layer, then intersect their output layers.
@@ -74,74 +76,67 @@ class LayerwiseGems(TunesOnPublicData):
         merged neuron lies in the balls of those that it stands for.
     clusters : int, default 100
         m_epsilon: how many clusters `kmeans` looks for, at least 1.
-    epsilon_hidden : float or sequence of float, default 0.02
-        epsilon_j: how much a neuron's output may deviate; one for all hidden layers or one for
-        each, above 0.
-    deviation : {"absolute", "relative"}
-        Whether that is Eq. 3 as it stands, which depends on the number of samples, or a share
-        of the neuron's own output.
+    neurons : Neurons
+        What nodes are asked for of a hidden layer: how much a neuron's output may deviate, and
+        how radii are found.
     max_hidden : int or sequence of int, optional
         Most neurons of a merged layer; for all hidden layers or for each.
     budget : {"drop", "cluster"}
         What happens to neurons beyond `max_hidden`: the least important are dropped, or the
         nearest are merged although they do not lie in each other's balls.
-    radius : {"sampled", "worst", "certified", "bisection", "growing"}
-        How a neuron's radius is found.
-    directions : int, default 500
-        Random directions for all radii but worst and certified.
-    outgoing : bool, default False
-        Whether a neuron's outgoing weights belong to it (2018), too.
-    max_rows : int, default 20000
-        Samples, or patches under a convolution's kernel, on which deviations are measured.
-    head : {"ball", "ellipsoid", "cone"}
-        Space of the output layer.
-    output : mapping
-        Options of `Gems` for the output layer, such as ``epsilon`` (by default 0.7, for cones
-        0.5), ``rank``, ``clusters`` or ``ridge`` (by default 1e-5 on hidden layers).
+    head : Cone, Ball or Ellipsoid, "cone", "ball" or "ellipsoid", or a Gems
+        Space of the output layer. The words ``"ball"`` and ``"ellipsoid"`` stand for an epsilon
+        of 0.7. A `Gems` says, too, what the server does with the spaces: its `epsilon`,
+        `select`, `ridge` (by default 1e-5 on hidden layers), `class_weight`, `on_empty`,
+        `robust`, `audit` and `layer` count; everything else is as in this strategy.
     verify : bool, default False
         Whether every node is asked how accurate the result is on its own held-out data.
     robust : bool, default False
         Whether each node's neurons are held against those of the others before they are merged
         (see `screen_neurons`), none takes more than twice its share of `max_hidden` for
-        itself, and the output layer is `robust` as in `Gems`, unless `output` says otherwise.
+        itself, and the output layer is `robust` as in `Gems`, unless `head` says otherwise.
     **tuning
         See `TunesOnPublicData`. The last layer is tuned as in `Gems`, so a cone's has no rate.
+
+    Examples
+    --------
+    >>> from gems_flwr import Ball, Gems, LayerwiseGems, Neurons
+    >>> strategy = LayerwiseGems(
+    ...     merge="verified",
+    ...     neurons=Neurons(epsilon=0.5, radius="worst"),
+    ...     head=Gems(space=Ball(epsilon=0.6), on_empty="fail"),
+    ... )
+    >>> strategy.request(0).to_json()
+    '{"layer": 0, "epsilon": 0.5, "radius": "worst"}'
     """
 
     merge: MergeMethod = "kmeans"
     clusters: int = 100
-    epsilon_hidden: float | Sequence[float] = 0.02
-    deviation: Literal["absolute", "relative"] = "absolute"
+    neurons: Neurons = field(default_factory=Neurons)
     max_hidden: int | Sequence[int] | None = None
     budget: Budget = "drop"
-    radius: Literal["sampled", "worst", "certified", "bisection", "growing"] = "sampled"
-    directions: int = 500
-    outgoing: bool = False
-    max_rows: int = 20000
-    head: Kind = "cone"
-    output: Mapping[str, Any] = field(default_factory=dict)
+    head: SpaceRequest | Gems | str = "cone"
     verify: bool = False
     robust: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not isinstance(self.neurons, Neurons):
+            raise OptionError(f"neurons must be Neurons(…), got {self.neurons!r}")
         rules = {
             "merge": (self.merge in get_args(MergeMethod), f"one of {get_args(MergeMethod)}"),
             "budget": (self.budget in get_args(Budget), f"one of {get_args(Budget)}"),
-            "head": (self.head in get_args(Kind), f"one of {get_args(Kind)}"),
             "clusters": (self.clusters >= 1, "at least 1"),
             "max_hidden": (min(_listed(self.max_hidden) or [1]) >= 1, "at least 1, or none"),
         }
         for name, (holds, allowed) in rules.items():
             if not holds:
-                raise ValueError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
-        unknown = sorted(self.output.keys() - _OUTPUT_OPTIONS)
-        if unknown:
-            raise ValueError(f"output has {unknown}, it may have {sorted(_OUTPUT_OPTIONS)}")
-        if self.output.get("on_empty") == "retrain":
-            raise ValueError("output.on_empty must not be retrain: the layers below are done")
-        for layer in range(len(_listed(self.epsilon_hidden))):
-            self.request(layer)
+                raise OptionError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
+        self._output = _as_gems(self.head)
+        if self._output.on_empty == "retrain":
+            raise OptionError("head.on_empty must not be retrain: the layers below are done")
+        if self._output.tune:
+            raise OptionError("head.tune must be 0: set tune of LayerwiseGems")
         self._hidden = 0
         self.keep_replies = self.keep_replies and self._head().keep_replies
 
@@ -153,22 +148,18 @@ class LayerwiseGems(TunesOnPublicData):
     def prepare(self, initial: Arrays, num_rounds: int) -> None:
         """Count the layers of the network."""
         self._hidden = len(weight_layers(initial)) - 1
-        for name in ("epsilon_hidden", "max_hidden"):
-            given = getattr(self, name)
+        for name, given in (
+            ("neurons.epsilon", self.neurons.epsilon),
+            ("max_hidden", self.max_hidden),
+        ):
             if isinstance(given, Sequence) and len(given) != self._hidden:
-                raise ValueError(f"{name} has {len(given)} values for {self._hidden} hidden layers")
+                raise OptionError(
+                    f"{name} has {len(given)} values for {self._hidden} hidden layers"
+                )
 
     def request(self, layer: int) -> NeuronRequest:
         """Return what nodes are asked for in the round of a hidden layer."""
-        return NeuronRequest(
-            layer=layer,
-            epsilon=float(_of_layer(self.epsilon_hidden, layer)),
-            measure=self.deviation,
-            radius=self.radius,
-            directions=self.directions,
-            outgoing=self.outgoing,
-            max_rows=self.max_rows,
-        )
+        return self.neurons.in_layer(layer)
 
     def play_round(
         self,
@@ -223,7 +214,7 @@ class LayerwiseGems(TunesOnPublicData):
             state.arrays,
             index,
             merged.weights[:, : layer.dimension],
-            outgoing=merged.weights[:, layer.dimension :] if self.outgoing else None,
+            outgoing=merged.weights[:, layer.dimension :] if self.neurons.outgoing else None,
             seed=derive_seed(self.seed, "above", index),
         )
         told = [*state.details.get("layers", []), _told(layer, merged, balls)]
@@ -264,7 +255,7 @@ class LayerwiseGems(TunesOnPublicData):
             ask_for_neurons(message.content, request)
         sent = neuron_rows(arrays, layer)
         outgoing = 0
-        if self.outgoing:
+        if self.neurons.outgoing:
             sent = np.column_stack([sent, outgoing_rows(arrays, layer, above)])
             outgoing = sent.shape[1] - layer.dimension
         unpack = partial(
@@ -285,24 +276,28 @@ class LayerwiseGems(TunesOnPublicData):
 
     def _head(self, arrays: Arrays | None = None) -> Gems:
         """Return the one-round strategy for the output layer; without arrays, to check options."""
-        options: dict[str, Any] = {} if self.head == "cone" else {"epsilon": HEAD_EPSILON}
-        if self.head == "cone" and self._hidden:
+        head, options = self._output, dict[str, Any]()
+        if head.ridge is None and self._hidden and isinstance(head.asked_space, Cone):
             options["ridge"] = HEAD_RIDGE
-        if self.robust:
-            options["robust"] = True
-        options |= {key: value for key, value in self.output.items() if value is not None}
         if arrays is not None and self.tune and self.tune_layers == "last":
             options |= {"tune": self.tune, "tune_rate": self.tune_rate}
             options["public"] = self._public_inputs(arrays)
         return Gems(
-            space=self.head,
-            verify=self.verify,
+            space=head.asked_space,
+            epsilon=head.epsilon,
+            select=head.select,
+            class_weight=head.class_weight,
+            on_empty=head.on_empty,
+            layer=head.layer,
+            audit=head.audit,
+            verify=self.verify or head.verify,
+            robust=self.robust if head.robust is None else head.robust,
             seed=self.seed,
             min_nodes=self.min_nodes,
             fraction_train=self.fraction_train,
             checkpoint_dir=self.checkpoint_dir,
             max_examples=self.max_examples,
-            **options,
+            **({"ridge": head.ridge} | options),
         )
 
     def _public_inputs(self, arrays: Arrays) -> tuple[NDArray, NDArray]:
@@ -312,6 +307,16 @@ class LayerwiseGems(TunesOnPublicData):
         reader = LayerReader(arrays, self.build_model())
         seen = reader.read(data, reader.output_layer(data))
         return seen.inputs.cpu().numpy(), seen.labels.cpu().numpy()
+
+
+def _as_gems(head: SpaceRequest | Gems | str) -> Gems:
+    """Return the strategy of the output layer that a space or its name stands for."""
+    if isinstance(head, Gems):
+        return head
+    space = as_space_request(head)
+    if isinstance(head, str) and isinstance(space, Centered):
+        space = dataclasses.replace(space, epsilon=HEAD_EPSILON)
+    return Gems(space=space)
 
 
 def _told(

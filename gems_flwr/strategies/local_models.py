@@ -24,6 +24,26 @@ class LocalModels(TunesOnPublicData):
     ----------
     **tuning
         See `TunesOnPublicData`; the server tunes each node's model by itself.
+
+    Examples
+    --------
+    Nodes whose training adds their number to each weight:
+
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+    >>> from flwr.clientapp import ClientApp
+    >>> from gems_flwr import InProcessGrid, LocalModels, split_models
+    >>> app = ClientApp()
+    >>> @app.train()
+    ... def train(message, context):
+    ...     [w] = message.content["arrays"].to_numpy_ndarrays()
+    ...     arrays = ArrayRecord([w + context.node_config["partition-id"]])
+    ...     metrics = MetricRecord({"num-examples": 1})
+    ...     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+    >>> result = LocalModels().start(InProcessGrid(app, nodes=2), ArrayRecord([np.zeros(2)]))
+    >>> models = split_models({key: array.numpy() for key, array in result.arrays.items()})
+    >>> models["1"]["0"]
+    array([1., 1.])
     """
 
     rounds_needed: ClassVar[int | None] = 1

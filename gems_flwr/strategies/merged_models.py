@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from gems_flwr.errors import OptionError
 from gems_flwr.model_merging.layer_statistics import Method, check_linear
 from gems_flwr.model_merging.merge_models import merge_models
 from gems_flwr.networks.layers import weight_layers
@@ -22,9 +23,10 @@ from gems_flwr.server.log import log_event
 from gems_flwr.server.loop import RoundLoop
 from gems_flwr.server.state import RoundOutcome, ServerState
 from gems_flwr.typing import Arrays
+from gems_flwr.wire.asking import ask_for_statistics
 from gems_flwr.wire.model_replies import ModelReply
 from gems_flwr.wire.requests import StatisticsRequest
-from gems_flwr.wire.statistics_replies import MergeReply, ask_for_statistics, unpack_merge_reply
+from gems_flwr.wire.statistics_replies import MergeReply, unpack_merge_reply
 
 
 @dataclass(kw_only=True, eq=False)
@@ -50,6 +52,27 @@ class MergedModels(RoundLoop):
         Whether a node counts by its number of examples, or all count the same.
     **loop
         See `RoundLoop`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import torch
+    >>> from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+    >>> from flwr.clientapp import ClientApp
+    >>> from gems_flwr import InProcessGrid, MergedModels, statistics_mod
+    >>> def data(context):
+    ...     rng = np.random.default_rng(context.node_config["partition-id"])
+    ...     return rng.normal(size=(100, 2)).astype(np.float32), np.arange(100) % 2
+    >>> app = ClientApp(mods=[statistics_mod(data)])
+    >>> @app.train()
+    ... def train(message, context):  # a real one trains
+    ...     metrics = MetricRecord({"num-examples": 100})
+    ...     content = RecordDict({"arrays": message.content["arrays"], "metrics": metrics})
+    ...     return Message(content, reply_to=message)
+    >>> initial = ArrayRecord(torch.nn.Linear(2, 2).state_dict())
+    >>> result = MergedModels(method="regmean").start(InProcessGrid(app, nodes=2), initial)
+    >>> list(result.arrays), result.details["method"]
+    (['weight', 'bias'], 'regmean')
     """
 
     method: Method = "regmean"
@@ -64,9 +87,9 @@ class MergedModels(RoundLoop):
         super().__post_init__()
         self._request = StatisticsRequest(self.method, self.labels)
         if not 0 <= self.shrink <= 1:
-            raise ValueError(f"shrink must be in [0, 1], got {self.shrink}")
+            raise OptionError(f"shrink must be in [0, 1], got {self.shrink}")
         if self.damping is not None and not self.damping > 0:
-            raise ValueError(f"damping must be above 0 or none, got {self.damping}")
+            raise OptionError(f"damping must be above 0 or none, got {self.damping}")
         self._told: Mapping[str, Any] = {}
 
     def prepare(self, initial: Arrays, num_rounds: int) -> None:

@@ -29,6 +29,27 @@ class NoSync(LocalLearners):
         Rounds between two reports of the nodes' losses, at least 1.
     **learners
         See `LocalLearners`; `final_sync` here means to collect all models at the end.
+
+    Examples
+    --------
+    Learners that never hear of each other:
+
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+    >>> from flwr.clientapp import ClientApp
+    >>> from gems_flwr import InProcessGrid, NoSync, dynamic_averaging_mod, split_models
+    >>> app = ClientApp(mods=[dynamic_averaging_mod()])
+    >>> @app.train()
+    ... def train(message, context):
+    ...     [w] = message.content["arrays"].to_numpy_ndarrays()
+    ...     arrays = ArrayRecord([w + context.node_config["partition-id"]])
+    ...     metrics = MetricRecord({"num-examples": 1})
+    ...     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+    >>> grid = InProcessGrid(app, nodes=3)
+    >>> result = NoSync().start(grid, ArrayRecord([np.zeros(2)]), num_rounds=4)
+    >>> models = split_models({key: array.numpy() for key, array in result.arrays.items()})
+    >>> [float(models[node]["0"][0]) for node in ("0", "1", "2")]
+    [0.0, 4.0, 8.0]
     """
 
     report_every: int = 1

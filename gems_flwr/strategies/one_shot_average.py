@@ -23,6 +23,25 @@ class OneShotAverage(TunesOnPublicData, FedAvg):
         See `FedAvg`.
     **tuning
         See `TunesOnPublicData`.
+
+    Examples
+    --------
+    Nodes whose training adds their number to each weight:
+
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+    >>> from flwr.clientapp import ClientApp
+    >>> from gems_flwr import InProcessGrid, OneShotAverage
+    >>> app = ClientApp()
+    >>> @app.train()
+    ... def train(message, context):
+    ...     [w] = message.content["arrays"].to_numpy_ndarrays()
+    ...     arrays = ArrayRecord([w + context.node_config["partition-id"]])
+    ...     metrics = MetricRecord({"num-examples": 1})
+    ...     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+    >>> result = OneShotAverage().start(InProcessGrid(app, nodes=3), ArrayRecord([np.zeros(2)]))
+    >>> result.arrays.to_numpy_ndarrays()
+    [array([1., 1.])]
     """
 
     rounds_needed: ClassVar[int | None] = 1

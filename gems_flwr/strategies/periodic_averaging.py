@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gems_flwr.averaging.synchronisation import Synchronisation
+from gems_flwr.errors import OptionError
 from gems_flwr.runtime.seeding import generator
 from gems_flwr.server.learner_state import LearnerState
 from gems_flwr.server.local_learners import AskForModels, LocalLearners, Replies
@@ -30,6 +31,26 @@ class PeriodicAveraging(LocalLearners):
         Share of the nodes whose models are averaged, in (0, 1]; at least one node.
     **learners
         See `LocalLearners`.
+
+    Examples
+    --------
+    Learners that drift apart, averaged in every second round:
+
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+    >>> from flwr.clientapp import ClientApp
+    >>> from gems_flwr import InProcessGrid, PeriodicAveraging, dynamic_averaging_mod
+    >>> app = ClientApp(mods=[dynamic_averaging_mod()])
+    >>> @app.train()
+    ... def train(message, context):
+    ...     [w] = message.content["arrays"].to_numpy_ndarrays()
+    ...     arrays = ArrayRecord([w + context.node_config["partition-id"]])
+    ...     metrics = MetricRecord({"num-examples": 1})
+    ...     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+    >>> grid = InProcessGrid(app, nodes=3)
+    >>> result = PeriodicAveraging(b=2).start(grid, ArrayRecord([np.zeros(2)]), num_rounds=4)
+    >>> result.arrays.to_numpy_ndarrays()
+    [array([4., 4.])]
     """
 
     b: int = 1
@@ -38,7 +59,7 @@ class PeriodicAveraging(LocalLearners):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.fraction <= 1:
-            raise ValueError(f"fraction must be above 0 and at most 1, got {self.fraction}")
+            raise OptionError(f"fraction must be above 0 and at most 1, got {self.fraction}")
 
     @property
     def period(self) -> int:

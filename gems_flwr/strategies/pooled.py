@@ -43,6 +43,28 @@ class Pooled(RoundLoop):
         Shape of one input, against which the nodes' data is checked.
     **loop
         See `RoundLoop`.
+
+    Examples
+    --------
+    Nodes share their data only where their limits allow it:
+
+    >>> import numpy as np
+    >>> import torch
+    >>> from flwr.app import ArrayRecord
+    >>> from gems_flwr import InProcessGrid, NodeLimits, Pooled, Task, task_client_app
+    >>> class Shares(Task):
+    ...     def build_model(self): return torch.nn.Linear(2, 2)
+    ...     def train(self, model, *, seed, config): ...
+    ...     def evaluate(self, model, *, config): ...
+    ...     def validation_data(self): ...
+    ...     def shared_examples(self): return np.ones((5, 2), np.float32), np.zeros(5, np.int64)
+    >>> app = task_client_app(lambda _: Shares(), limits=NodeLimits(share_examples=True))
+    >>> def fit(arrays, inputs, labels, seed):
+    ...     return arrays  # or train on all of them
+    >>> strategy = Pooled(fit=fit, input_shape=(2,))
+    >>> initial = ArrayRecord(torch.nn.Linear(2, 2).state_dict())
+    >>> strategy.start(InProcessGrid(app, nodes=3), initial).details["pooled_examples"]
+    15
     """
 
     fit: Fit

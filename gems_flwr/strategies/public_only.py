@@ -12,15 +12,16 @@ from typing import ClassVar
 from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
+from gems_flwr.errors import OptionError
 from gems_flwr.server.loop import RoundLoop
 from gems_flwr.server.public_tuning import (
     BuildModel,
-    Sample,
     check_tuning,
     first_samples,
     tune_network,
 )
 from gems_flwr.server.state import RoundOutcome, ServerState
+from gems_flwr.typing import ArrayPair
 
 
 @dataclass(kw_only=True, eq=False)
@@ -39,10 +40,25 @@ class PublicOnly(RoundLoop):
         Adam's rate, above 0.
     **loop
         See `RoundLoop`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from flwr.app import ArrayRecord
+    >>> from flwr.clientapp import ClientApp
+    >>> from gems_flwr import InProcessGrid, PublicOnly
+    >>> def build_model():
+    ...     return torch.nn.Linear(2, 2)
+    >>> public = torch.tensor([[0.0, 1.0], [1.0, 0.0]]).numpy(), torch.tensor([0, 1]).numpy()
+    >>> strategy = PublicOnly(build_model=build_model, public_data=public)
+    >>> grid = InProcessGrid(ClientApp(), nodes=2)  # asked for nothing
+    >>> result = strategy.start(grid, ArrayRecord(build_model().state_dict()))
+    >>> result.details["tuned_on"], result.traffic.messages_down
+    (2, 0)
     """
 
     build_model: BuildModel
-    public_data: Sample | None = None
+    public_data: ArrayPair | None = None
     tune: int | None = None
     tune_rate: float = 1e-3
 
@@ -52,7 +68,7 @@ class PublicOnly(RoundLoop):
         super().__post_init__()
         check_tuning(self.tune or 0, self.tune_rate, self.public_data)
         if self.tune is None and (self.public_data is None or not len(self.public_data[1])):
-            raise ValueError("there are no public samples to train on: give public_data")
+            raise OptionError("there are no public samples to train on: give public_data")
 
     def play_round(
         self,

@@ -32,6 +32,20 @@ class Serial(RoundLoop):
         and the metrics that a node would report.
     **loop
         See `RoundLoop`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord
+    >>> from flwr.clientapp import ClientApp
+    >>> from gems_flwr import InProcessGrid, Serial
+    >>> def learn(server_round, model, memory):
+    ...     trained = {name: array + 1 for name, array in model.items()}
+    ...     return trained, memory, {"loss-sum": 0.5, "batches": 1}
+    >>> grid = InProcessGrid(ClientApp(), nodes=2)  # asked for nothing
+    >>> result = Serial(learn=learn).start(grid, ArrayRecord([np.zeros(2)]), num_rounds=3)
+    >>> result.arrays.to_numpy_ndarrays(), result.traffic.bytes_up
+    ([array([3., 3.])], 0)
     """
 
     learn: Learn

@@ -18,10 +18,8 @@ number, and a request names the numbers of the model and of the reference that t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from typing import get_args
+from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
@@ -41,9 +39,6 @@ from gems_flwr.wire.keys import (
     SQUARED_DISTANCE,
 )
 from gems_flwr.wire.model_replies import pack_name, unpack_metrics_reply, unpack_model_reply
-from gems_flwr.wire.requests import AveragingRequest, Send
-
-_PLAIN = {f.name: f.default for f in fields(AveragingRequest) if f.default is not MISSING}
 
 
 @dataclass(frozen=True)
@@ -69,37 +64,6 @@ class AveragingReply:
     squared_distance: float | None = None
     arrays: Arrays | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
-
-
-def ask_for_averaging(
-    content: RecordDict,
-    request: AveragingRequest,
-    model: ArrayRecord | None = None,
-    reference: ArrayRecord | None = None,
-) -> None:
-    """Add a request to an instruction, with a new model and a new reference where there are any."""
-    # What is as it always is need not be sent.
-    said = {key: value for key, value in vars(request).items() if value != _PLAIN.get(key)}
-    config = content[CONFIG]
-    assert isinstance(config, ConfigRecord)
-    config[AVERAGING] = json.dumps(said, separators=(",", ":"))
-    if model is not None:
-        content[ARRAYS] = model
-    if reference is not None:
-        content[REFERENCE] = reference
-
-
-def requested_averaging(content: RecordDict) -> AveragingRequest | None:
-    """Return what the server asks of the local model; None where this is another protocol."""
-    config = content.get(CONFIG)
-    text = config.get(AVERAGING) if isinstance(config, ConfigRecord) else None
-    if not isinstance(text, str):
-        return None
-    said = json.loads(text)
-    request = AveragingRequest(**{**said, "ignore": tuple(said.get("ignore", ()))})
-    if request.send not in get_args(Send):
-        raise ValueError(f"send must be one of {list(get_args(Send))}, got '{request.send}'")
-    return request
 
 
 def take_new_models(content: RecordDict) -> tuple[ArrayRecord | None, ArrayRecord | None]:

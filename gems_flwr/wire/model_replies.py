@@ -33,7 +33,7 @@ from gems_flwr.wire.keys import (
     SECAGG_CONFIGS,
     SERVER_ROUND,
 )
-from gems_flwr.wire.records import checked_array, checked_step
+from gems_flwr.wire.records import checked_array, checked_step, only_model
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,13 @@ class ModelReply:
         How many samples the node trained on, greater than 0.
     metrics : mapping from str to float
         The node's other scalar metrics, all finite.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gems_flwr import ModelReply
+    >>> ModelReply({"w": np.zeros(2)}, num_examples=120, metrics={"loss": 0.3}).metrics["loss"]
+    0.3
     """
 
     arrays: Arrays
@@ -150,7 +157,7 @@ def unpack_model_reply(content: RecordDict, expected: Arrays) -> ModelReply:
     BadReplyError
         Names the key at fault, what was expected and what came.
     """
-    record = _only_array_record(content)
+    record = only_model(content)
     missing = sorted(expected.keys() - record.keys())
     surplus = sorted(record.keys() - expected.keys())
     if missing or surplus:
@@ -220,10 +227,3 @@ def unpack_examples_reply(
             f"features have shape {features.shape}, expected {(len(labels), *input_shape)}"
         )
     return ExamplesReply(features, labels)
-
-
-def _only_array_record(content: RecordDict) -> ArrayRecord:
-    records = list(content.array_records.values())
-    if len(records) != 1:
-        raise BadReplyError(f"expected one ArrayRecord with the model, got {len(records)}")
-    return records[0]

@@ -17,52 +17,10 @@ A handler for one model sees an ordinary instruction: ``arrays``, and ``config``
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import MISSING, fields
-from typing import get_args
-
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from gems_flwr.wire.keys import ARRAYS, CONFIG, CONTROL, CORRECTION, MODEL, MULTI_MODEL
-from gems_flwr.wire.requests import Action, ModelsRequest
-
-_PLAIN = {
-    f.name: f.default if f.default is not MISSING else {}
-    for f in fields(ModelsRequest)
-    if f.name not in ("run", "action")
-}
-
-
-def ask_for_models(
-    content: RecordDict,
-    request: ModelsRequest,
-    weights: Mapping[str, ArrayRecord] | None = None,
-    controls: Mapping[str, ArrayRecord] | None = None,
-) -> None:
-    """Add a request to an instruction, with the models that the node lacks."""
-    # What is as it always is need not be sent.
-    said = {key: value for key, value in vars(request).items() if value != _PLAIN.get(key)}
-    config = content[CONFIG]
-    assert isinstance(config, ConfigRecord)
-    config[MULTI_MODEL] = json.dumps(said, separators=(",", ":"))
-    for name, record in (weights or {}).items():
-        content[f"{MODEL}/{name}"] = record
-    for name, record in (controls or {}).items():
-        content[f"{CONTROL}/{name}"] = record
-
-
-def requested_models(content: RecordDict) -> ModelsRequest | None:
-    """Return what the server asks for; None where this is another protocol."""
-    config = content.get(CONFIG)
-    text = config.get(MULTI_MODEL) if isinstance(config, ConfigRecord) else None
-    if not isinstance(text, str):
-        return None
-    request = ModelsRequest(**json.loads(text))
-    if request.action not in get_args(Action):
-        raise ValueError(f"action must be one of {get_args(Action)}, got '{request.action}'")
-    return request
 
 
 def sent_weights(content: RecordDict) -> dict[str, ArrayRecord]:

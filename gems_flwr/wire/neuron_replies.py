@@ -1,4 +1,4 @@
-"""Requests for the balls of a hidden layer's neurons, replies that carry them, frozen layers.
+"""Replies that carry the balls of a hidden layer's neurons.
 
 A reply to a train message with a ``neuron-request`` carries, instead of the model, one array with
 a row per neuron (see `NeuronBalls`) and one JSON text with the rest, which says
@@ -16,42 +16,15 @@ from gems_flwr.errors import BadReplyError, SpaceError
 from gems_flwr.spaces.checks import shown
 from gems_flwr.spaces.neuron_balls import NeuronBalls
 from gems_flwr.wire.keys import (
-    CONFIG,
-    FROZEN_LAYERS,
     JSON,
     LAYER,
-    NEURON_REQUEST,
     NEURONS,
     SERVER_ROUND,
     SPACE_META,
 )
-from gems_flwr.wire.model_replies import instruction_config, pack_name
+from gems_flwr.wire.model_replies import pack_name
 from gems_flwr.wire.records import checked_array, read_json
 from gems_flwr.wire.requests import NeuronRequest
-
-
-def ask_for_neurons(content: RecordDict, request: NeuronRequest) -> None:
-    """Put a request into an instruction; the layers below the one asked for are frozen."""
-    _put(content, NEURON_REQUEST, request.to_json())
-    freeze_below(content, request.layer)
-
-
-def freeze_below(content: RecordDict, layers: int) -> None:
-    """Say in an instruction how many layers, from the input, training must leave alone."""
-    if layers:
-        _put(content, FROZEN_LAYERS, layers)
-
-
-def requested_neurons(content: RecordDict) -> NeuronRequest | None:
-    """Return the request in an instruction, or None where there is none."""
-    text = instruction_config(content).get(NEURON_REQUEST)
-    return NeuronRequest.from_json(text) if isinstance(text, str) else None
-
-
-def frozen_layers(content: RecordDict) -> int:
-    """Return how many layers, from the input, training must leave alone."""
-    count = instruction_config(content).get(FROZEN_LAYERS, 0)
-    return count if isinstance(count, int) else 0
 
 
 def pack_neurons_reply(
@@ -108,15 +81,8 @@ def unpack_neurons_reply(
         balls = NeuronBalls.from_array(array, meta)
         if balls.outgoing != outgoing:
             raise SpaceError("outgoing", str(outgoing), balls.outgoing)
-        if balls.method != request.radius:
-            raise SpaceError("method", request.radius, balls.method)
+        if balls.method != request.neurons.radius:
+            raise SpaceError("method", request.neurons.radius, balls.method)
     except SpaceError as error:
         raise BadReplyError(str(error)) from error
     return balls
-
-
-def _put(content: RecordDict, key: str, value: str | int) -> None:
-    record = content.get(CONFIG)
-    if not isinstance(record, ConfigRecord):
-        raise ValueError(f"the instruction has no ConfigRecord '{CONFIG}'")
-    record[key] = value

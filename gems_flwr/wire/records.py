@@ -55,6 +55,20 @@ def to_record(arrays: Arrays) -> ArrayRecord:
     return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
 
 
+def only_model(content: RecordDict) -> ArrayRecord:
+    """Return the arrays of a message that carries one model.
+
+    Raises
+    ------
+    BadReplyError
+        If it carries none, or several.
+    """
+    records = list(content.array_records.values())
+    if len(records) != 1:
+        raise BadReplyError(f"expected one ArrayRecord with the model, got {len(records)}")
+    return records[0]
+
+
 def checked_array(
     array: Array,
     key: str,

@@ -1,10 +1,16 @@
 """All that a node can be asked for: frozen values that check themselves and travel as text.
 
-- `SpaceRequest`, `ScoreRequest`: a good-enough space of the output layer, the score of a model.
-- `NeuronRequest`: the balls of a hidden layer's neurons (2019, Section 3.2, step 2).
+- `gems_flwr.wire.space_requests`: the good-enough spaces of the output layer.
+- `ScoreRequest`: the score of a model.
+- `Neurons`: the balls of hidden neurons (2019, Section 3.2, step 2); `NeuronRequest`: those of
+  one layer.
 - `StatisticsRequest`: what a model is merged with others by.
 - `AveragingRequest`: what to do with a model that lives on the node.
 - `ModelsRequest`: what to do with several models.
+
+Decided here: the values are light (they do without torch), and a text leaves out what is at its
+default, so that a request costs few bytes. `gems_flwr.wire.asking` puts them into
+instructions and reads them there.
 """
 
 from __future__ import annotations
@@ -13,25 +19,29 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
-from gems_flwr.model_merging.layer_statistics import NEEDED
-from gems_flwr.model_merging.layer_statistics import Kind as StatisticsKind
-from gems_flwr.model_merging.layer_statistics import Method as MergeMethod
-from gems_flwr.moments.cone_building import Rank
-from gems_flwr.moments.private_release import PrivateRelease, PrivateScore
-from gems_flwr.radii.fisher_axes import Labels
-from gems_flwr.radii.neuron_data import NeuronMeasure
+from gems_flwr.errors import OptionError
 from gems_flwr.spaces.checks import MAX_WEIGHT
 from gems_flwr.spaces.radius import METHODS, Method
+from gems_flwr.typing import NeuronMeasure
+
+if TYPE_CHECKING:
+    from gems_flwr.model_merging.layer_statistics import Kind as StatisticsKind
+    from gems_flwr.model_merging.layer_statistics import Method as MergeMethod
+    from gems_flwr.moments.private_release import PrivateScore
+    from gems_flwr.radii.fisher_axes import Labels
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class JsonRequest:
     """Base of the frozen dataclasses that a server sends along with a message."""
 
+    # Between items, and after a key.
+    separators: ClassVar[tuple[str, str]] = (", ", ": ")
+
     def check(self, rules: Mapping[str, tuple[bool, str]]) -> None:
-        """Raise a ValueError for the first field that breaks its rule.
+        """Raise an OptionError for the first field that breaks its rule.
 
         Parameters
         ----------
@@ -40,136 +50,42 @@ class JsonRequest:
         """
         for name, (holds, allowed) in rules.items():
             if not holds:
-                raise ValueError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
+                raise OptionError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
+
+    def said(self) -> dict[str, Any]:
+        """Return the fields that are not at their defaults."""
+        return {
+            f.name: getattr(self, f.name)
+            for f in dataclasses.fields(self)
+            if getattr(self, f.name) != default_of(f)
+        }
 
     def to_json(self) -> str:
         """Return the request as text, without what is at its default."""
-        given = {
-            f.name: getattr(self, f.name)
-            for f in dataclasses.fields(self)
-            if getattr(self, f.name) != f.default
-        }
-        return json.dumps(given)
+        return json.dumps(self.said(), separators=self.separators)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Return the request that `to_json` wrote."""
-        values: dict[str, Any] = json.loads(text)
-        unknown = sorted(values.keys() - {f.name for f in dataclasses.fields(cls)})
-        if unknown:
-            raise ValueError(f"the server asks for {unknown}, which this version does not know")
-        return cls(**values)
+        return cls(**known_options(json.loads(text), {f.name for f in dataclasses.fields(cls)}))
 
 
-Kind = Literal["ball", "ellipsoid", "cone"]
-Measure = Literal["accuracy", "loss"]
-CURVED: tuple[Method, ...] = ("sampled", "worst", "certified")
+def default_of(setting: dataclasses.Field[Any]) -> Any:
+    """Return what a field is if nothing is said."""
+    if setting.default_factory is not dataclasses.MISSING:
+        return setting.default_factory()
+    return setting.default
 
 
-@dataclasses.dataclass(frozen=True)
-class SpaceRequest(JsonRequest):
-    """Which space a node is to build.
-
-    Parameters
-    ----------
-    kind : {"ball", "ellipsoid", "cone"}
-        Shape of the space.
-    epsilon : float
-        What is good enough: an accuracy in (0, 1], or a loss above 0; for cones the share of
-        each class to be told from each rival, in [0.5, 1).
-    measure : {"accuracy", "loss"}
-        What `epsilon` is, for balls and ellipsoids.
-    radius : {"sampled", "worst", "certified", "bisection", "growing"}
-        How the radius is found; see `gems_flwr.spaces.radius.Radius`.
-    directions : int
-        Random directions, for all radii but worst and certified; at least 1.
-    floor : float
-        c of Eq. 5: shortest axis of an ellipsoid relative to the longest, in (0, 1].
-    curve : bool
-        Whether the radius for every epsilon is sent along (sampled, worst and certified only).
-    rank : "auto", "full" or int
-        Columns of the covariance factors of a cone: as many as the samples of each class allow,
-        full moments, or a fixed number, at least 1; see `moments.cone_building.build_cone`.
-    clusters : int
-        Entries per class of a cone at most, at least 1.
-    int8 : bool
-        Whether low-rank moments are sent in eight bits.
-    min_count : int, optional
-        Classes with fewer samples are withheld, at least 2; see `cone_building.least_count`.
-    sums : bool
-        Whether full moments are sent as plain sums over all classes, of one shape for every
-        node: all that the server, or a secure summation before it, ever needs is their total.
-    dp_epsilon, dp_delta, dp_clip : float
-        Differentially private cone: privacy loss, chance of more, and the length to which
-        inputs are clipped. Off while `dp_epsilon` is None.
-    dp_classes : sequence of int, optional
-        Classes in a private release; all of the task if left out.
-    dp_seeded : bool
-        Whether the noise is to come from the run's seed, which protects nobody. Simulations ask
-        for it; a node with data of its own refuses.
-    """
-
-    kind: Kind = "cone"
-    epsilon: float = 0.5
-    measure: Measure = "accuracy"
-    radius: Method = "sampled"
-    directions: int = 500
-    floor: float = 0.1
-    curve: bool = False
-    rank: Rank = "auto"
-    clusters: int = 1
-    int8: bool = True
-    min_count: int | None = None
-    sums: bool = False
-    dp_epsilon: float | None = None
-    dp_delta: float = 1e-5
-    dp_clip: float = 1.0
-    dp_classes: Sequence[int] | None = None
-    dp_seeded: bool = False
-
-    def __post_init__(self) -> None:
-        top = 1.0 if self.measure == "accuracy" else float("inf")
-        rules: dict[str, tuple[bool, str]] = {
-            "kind": (self.kind in get_args(Kind), f"one of {list(get_args(Kind))}"),
-            "measure": (self.measure in get_args(Measure), f"one of {list(get_args(Measure))}"),
-            "radius": (self.radius in METHODS, f"one of {list(METHODS)}"),
-            "directions": (self.directions >= 1, "at least 1"),
-            "floor": (0 < self.floor <= 1, "in (0, 1]"),
-            "rank": (is_rank(self.rank), "'auto', 'full' or a whole number from 1"),
-            "clusters": (self.clusters >= 1, "at least 1"),
-            "min_count": (self.min_count is None or self.min_count >= 2, "at least 2, or none"),
-        }
-        if self.kind == "cone":
-            rules["epsilon"] = (0.5 <= self.epsilon < 1, "in [0.5, 1) for a cone")
-            whole = not isinstance(self.rank, int) and self.clusters == 1
-            whole = whole and self.dp_epsilon is None
-            rules["sums"] = (
-                not self.sums or whole,
-                "false with a fixed rank, clusters or dp_epsilon",
-            )
-        else:
-            rules["epsilon"] = (0 < self.epsilon <= top, f"in (0, {top:g}]")
-            curved = not self.curve or (self.radius in CURVED and self.measure == "accuracy")
-            rules["curve"] = (curved, f"false unless radius is in {list(CURVED)} for accuracy")
-        self.check(rules)
-        _ = self.private
-
-    @property
-    def private(self) -> PrivateRelease | None:
-        """The private release that is asked for, if any."""
-        if self.dp_epsilon is None:
-            return None
-        classes = None if self.dp_classes is None else tuple(self.dp_classes)
-        return PrivateRelease(self.dp_epsilon, self.dp_delta, self.dp_clip, classes)
+def known_options(values: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    """Return the values in a text, or raise an OptionError that names what is not known."""
+    unknown = sorted(values.keys() - names)
+    if unknown:
+        raise OptionError(f"the server asks for {unknown}, which this version does not know")
+    return values
 
 
-def is_rank(value: object) -> bool:
-    """Return whether something can be the rank of a cone."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    return value >= 1 if whole else value in ("auto", "full")  # type: ignore[operator]
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class ScoreRequest(JsonRequest):
     """How a node is to tell how accurate a model is on its held-out data.
 
@@ -191,34 +107,46 @@ class ScoreRequest(JsonRequest):
     @property
     def private(self) -> PrivateScore | None:
         """The private release that is asked for, if any."""
-        return None if self.dp_epsilon is None else PrivateScore(self.dp_epsilon, self.dp_delta)
+        if self.dp_epsilon is None:
+            return None
+        from gems_flwr.moments.private_release import PrivateScore
+
+        return PrivateScore(self.dp_epsilon, self.dp_delta)
 
 
-@dataclasses.dataclass(frozen=True)
-class NeuronRequest(JsonRequest):
-    """Which balls a node is to build for the neurons of a hidden layer.
+# --- neurons of hidden layers -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Neurons(JsonRequest):
+    """The balls of all neurons of a hidden layer.
 
     Parameters
     ----------
-    layer : int
-        Index of the hidden layer, from 0.
-    epsilon : float
-        Deviation of a neuron's output that is allowed (epsilon_j of Eq. 3), above 0.
+    epsilon : float or sequence of float, default 0.02
+        Deviation of a neuron's output that is allowed (epsilon_j of Eq. 3), above 0; one for all
+        hidden layers, or one for each.
     radius : {"sampled", "worst", "certified", "bisection", "growing"}
         How the radii are found; see `gems_flwr.spaces.radius.Radius`.
-    directions : int
+    directions : int, default 500
         Random directions, for all radii but worst and certified; at least 1.
     measure : {"absolute", "relative"}
-        Whether `epsilon` is in units of the outputs, or a share of each neuron's own output.
-    outgoing : bool
+        Whether `epsilon` is in units of the outputs, as Eq. 3 stands, which depends on the
+        number of samples; or a share of each neuron's own output.
+    outgoing : bool, default False
         Whether the outgoing weights are part of the ball, as in the 2018 paper.
-    max_rows : int
+    max_rows : int, default 20000
         Inputs of the layer (for a convolution: patches) used at most, drawn at random; at
         least 1.
+
+    Examples
+    --------
+    >>> from gems_flwr import Neurons
+    >>> Neurons(epsilon=[0.4, 0.6], radius="worst").in_layer(1).to_json()
+    '{"layer": 1, "epsilon": 0.6, "radius": "worst"}'
     """
 
-    layer: int
-    epsilon: float
+    epsilon: float | Sequence[float] = 0.02
     radius: Method = "sampled"
     directions: int = 500
     measure: NeuronMeasure = "absolute"
@@ -226,11 +154,14 @@ class NeuronRequest(JsonRequest):
     max_rows: int = 20000
 
     def __post_init__(self) -> None:
+        if isinstance(self.epsilon, list):
+            object.__setattr__(self, "epsilon", tuple(self.epsilon))
+        each = self.epsilon if isinstance(self.epsilon, Sequence) else (self.epsilon,)
         measures = list(get_args(NeuronMeasure))
+        allowed = all(0 < value <= MAX_WEIGHT for value in each)
         self.check(
             {
-                "layer": (isinstance(self.layer, int) and self.layer >= 0, "an integer from 0"),
-                "epsilon": (0 < self.epsilon <= MAX_WEIGHT, f"in (0, {MAX_WEIGHT:g}]"),
+                "epsilon": (allowed, f"in (0, {MAX_WEIGHT:g}]"),
                 "radius": (self.radius in METHODS, f"one of {list(METHODS)}"),
                 "directions": (self.directions >= 1, "at least 1"),
                 "measure": (self.measure in measures, f"one of {measures}"),
@@ -238,8 +169,57 @@ class NeuronRequest(JsonRequest):
             }
         )
 
+    def in_layer(self, layer: int) -> NeuronRequest:
+        """Return the request for the neurons of one hidden layer, counted from 0."""
+        own = self.epsilon[layer] if isinstance(self.epsilon, Sequence) else self.epsilon
+        return NeuronRequest(layer, dataclasses.replace(self, epsilon=float(own)))
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclass(frozen=True)
+class NeuronRequest(JsonRequest):
+    """The balls of the neurons of one hidden layer.
+
+    Parameters
+    ----------
+    layer : int
+        Index of the hidden layer, from 0.
+    neurons : Neurons
+        How they are built, with one epsilon.
+    """
+
+    layer: int
+    neurons: Neurons
+
+    def __post_init__(self) -> None:
+        whole = isinstance(self.layer, int) and self.layer >= 0
+        self.check({"layer": (whole, "an integer from 0")})
+        _ = self.epsilon
+
+    @property
+    def epsilon(self) -> float:
+        """Deviation of a neuron's output that is allowed in this layer."""
+        if isinstance(self.neurons.epsilon, Sequence):
+            raise OptionError(f"epsilon must be one for the layer, got {self.neurons.epsilon}")
+        return self.neurons.epsilon
+
+    def said(self) -> dict[str, Any]:
+        """Return what a text has to say, layer and epsilon in any case."""
+        return {"layer": self.layer, "epsilon": self.epsilon} | self.neurons.said()
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Return the request that `to_json` wrote."""
+        names = {"layer"} | {f.name for f in dataclasses.fields(Neurons)}
+        values = known_options(json.loads(text), names)
+        if not {"layer", "epsilon"} <= values.keys():
+            raise OptionError(f"a request for neurons has a layer and an epsilon, got {values}")
+        return cls(values.pop("layer"), Neurons(**values))
+
+
+# --- models and what they are merged by -------------------------------------------------------
+
+
+@dataclass(frozen=True)
 class StatisticsRequest(JsonRequest):
     """Which statistics a node is to send along with its trained model.
 
@@ -256,17 +236,20 @@ class StatisticsRequest(JsonRequest):
     labels: Labels = "exact"
 
     def __post_init__(self) -> None:
-        methods, labels = list(get_args(MergeMethod)), list(get_args(Labels))
+        from gems_flwr.model_merging.layer_statistics import NEEDED
+
         self.check(
             {
-                "method": (self.method in methods, f"one of {methods}"),
-                "labels": (self.labels in labels, f"one of {labels}"),
+                "method": (self.method in NEEDED, f"one of {list(NEEDED)}"),
+                "labels": (self.labels in ("exact", "sampled"), "one of ['exact', 'sampled']"),
             }
         )
 
     @property
     def kinds(self) -> tuple[StatisticsKind, ...]:
         """What is needed of every layer."""
+        from gems_flwr.model_merging.layer_statistics import NEEDED
+
         return NEEDED[self.method]
 
 
@@ -274,7 +257,7 @@ Send = Literal["never", "violated", "always"]
 
 
 @dataclass(frozen=True)
-class AveragingRequest:
+class AveragingRequest(JsonRequest):
     """What a node is to do with its local model.
 
     Parameters
@@ -299,6 +282,8 @@ class AveragingRequest:
         Names of floating-point arrays that are no parameters.
     """
 
+    separators: ClassVar[tuple[str, str]] = (",", ":")
+
     run: str
     model: int
     reference: int
@@ -309,14 +294,18 @@ class AveragingRequest:
     adopt: bool = False
     ignore: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ignore", tuple(self.ignore))
+        self.check({"send": (self.send in get_args(Send), f"one of {list(get_args(Send))}")})
+
 
 Action = Literal["introduce", "losses", "train", "send"]
 ReportKind = Literal["model", "norm", "residual"]
 
 
 @dataclass(frozen=True)
-class ModelsRequest:
-    """What a node is asked to do.
+class ModelsRequest(JsonRequest):
+    """What a node is asked to do with several models.
 
     Parameters
     ----------
@@ -337,9 +326,15 @@ class ModelsRequest:
         Whether the node keeps the models that it is given.
     """
 
+    separators: ClassVar[tuple[str, str]] = (",", ":")
+
     run: str
     action: Action
     versions: Mapping[str, int] = field(default_factory=dict)
     report: ReportKind = "model"
     settled: Mapping[str, int] = field(default_factory=dict)
     keep: bool = False
+
+    def __post_init__(self) -> None:
+        actions = get_args(Action)
+        self.check({"action": (self.action in actions, f"one of {list(actions)}")})

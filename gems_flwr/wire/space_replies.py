@@ -1,4 +1,4 @@
-"""Requests for good-enough spaces, replies that carry one, and the verification of a model.
+"""Replies that carry a good-enough space, or the score of a model.
 
 A reply to a train message with a ``space-request`` carries, instead of the model, the arrays of
 the space and one JSON text with the rest, or the class sums of a node whose moments are only
@@ -27,51 +27,18 @@ from gems_flwr.spaces.output_layer import OutputLayer
 from gems_flwr.spaces.space_files import Space, space_from_arrays, space_to_arrays
 from gems_flwr.wire.keys import (
     CLASS_SUMS,
-    CONFIG,
     CURVE,
     JSON,
     METRICS,
     SCORE,
-    SCORE_REQUEST,
     SPACE,
     SPACE_META,
-    SPACE_REQUEST,
-    VERIFY,
 )
 from gems_flwr.wire.model_replies import pack_name
 from gems_flwr.wire.records import checked_array, read_json
-from gems_flwr.wire.requests import ScoreRequest, SpaceRequest
+from gems_flwr.wire.space_requests import Cone, SpaceRequest
 
 NodeSpace = Space | CurvedSpace | ClassSums
-
-
-def ask_for_space(content: RecordDict, request: SpaceRequest) -> None:
-    """Put a request into an instruction."""
-    _config(content)[SPACE_REQUEST] = request.to_json()
-
-
-def ask_for_score(content: RecordDict, request: ScoreRequest | None = None) -> None:
-    """Ask in an instruction for the score of the model in it, and nothing else."""
-    _config(content)[VERIFY] = True
-    if request is not None and request.private:
-        _config(content)[SCORE_REQUEST] = request.to_json()
-
-
-def requested_space(content: RecordDict) -> SpaceRequest | None:
-    """Return the request in an instruction, or None where there is none."""
-    text = _config(content).get(SPACE_REQUEST)
-    return SpaceRequest.from_json(text) if isinstance(text, str) else None
-
-
-def wants_score(content: RecordDict) -> bool:
-    """Return whether an instruction asks for a score."""
-    return bool(_config(content).get(VERIFY, False))
-
-
-def requested_score(content: RecordDict) -> ScoreRequest:
-    """Return how the score is to be told; exactly where nothing is said."""
-    text = _config(content).get(SCORE_REQUEST)
-    return ScoreRequest.from_json(text) if isinstance(text, str) else ScoreRequest()
 
 
 def pack_space_reply(space: NodeSpace, *, name: str) -> RecordDict:
@@ -104,7 +71,7 @@ def unpack_space_reply(content: RecordDict, request: SpaceRequest, layer: Output
     BadReplyError
         Names the key at fault, what was expected and what came.
     """
-    if request.sums:
+    if request.is_summed:
         return _unpack_sums(content, layer)
     record, text = content.get(SPACE), content.get(SPACE_META)
     if not isinstance(record, ArrayRecord) or not isinstance(text, ConfigRecord):
@@ -114,7 +81,7 @@ def unpack_space_reply(content: RecordDict, request: SpaceRequest, layer: Output
     try:
         space = space_from_arrays(arrays, read_json(text.get(JSON), SPACE_META))
         _check_fit(space, request, layer)
-        if not request.curve:
+        if not request.is_curved:
             return space
         if curve is None or not isinstance(space, BallSpace | EllipsoidSpace):
             raise SpaceError(CURVE, "the radius for every epsilon", "none")
@@ -137,11 +104,6 @@ def unpack_score_reply(content: RecordDict) -> float:
     return float(score)
 
 
-def _config(content: RecordDict) -> ConfigRecord:
-    record = content.get(CONFIG)
-    return record if isinstance(record, ConfigRecord) else ConfigRecord()
-
-
 def _check_fit(space: Space, request: SpaceRequest, layer: OutputLayer) -> None:
     if space.kind != request.kind:
         raise SpaceError("kind", request.kind, space.kind)
@@ -150,14 +112,15 @@ def _check_fit(space: Space, request: SpaceRequest, layer: OutputLayer) -> None:
     if isinstance(space, ClassMomentCone):
         wanted = (layer.num_classes, layer.features)
         got = (space.num_classes, space.num_features)
-        _check_moments(space, request)
+        if isinstance(request, Cone):
+            _check_moments(space, request)
     else:
         wanted, got = (layer.dimension,), (space.dimension,)
     if wanted != got:
         raise SpaceError("shape", f"{wanted} as in the model", got)
 
 
-def _check_moments(cone: ClassMomentCone, request: SpaceRequest) -> None:
+def _check_moments(cone: ClassMomentCone, request: Cone) -> None:
     """Refuse moments of another form than asked for: they would weigh and cost more."""
     if cone.total_count > MAX_EXAMPLES:
         raise SpaceError("total_count", f"at most {MAX_EXAMPLES:g}", cone.total_count)

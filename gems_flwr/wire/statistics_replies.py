@@ -1,4 +1,4 @@
-"""Requests for a node's statistics, and replies that carry them beside the model.
+"""Replies that carry statistics beside the model.
 
 Symmetric matrices travel as their upper halves, all in single precision, in one ArrayRecord
 ``statistics`` with one array ``<weight>/<kind>`` each.
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
 from gems_flwr.bounds import MAX_MOMENT
@@ -23,10 +23,9 @@ from gems_flwr.model_merging.layer_statistics import (
     statistics_shapes,
 )
 from gems_flwr.typing import Arrays
-from gems_flwr.wire.keys import CONFIG, NODE, STATISTICS, STATISTICS_REQUEST
+from gems_flwr.wire.keys import NODE, STATISTICS
 from gems_flwr.wire.model_replies import (
     ModelReply,
-    instruction_config,
     pack_name,
     unpack_model_reply,
 )
@@ -45,20 +44,6 @@ class MergeReply(ModelReply):
     """
 
     statistics: Statistics = field(default_factory=dict)
-
-
-def ask_for_statistics(content: RecordDict, request: StatisticsRequest) -> None:
-    """Put a request into an instruction."""
-    record = content.get(CONFIG)
-    if not isinstance(record, ConfigRecord):
-        raise ValueError(f"the instruction has no ConfigRecord '{CONFIG}'")
-    record[STATISTICS_REQUEST] = request.to_json()
-
-
-def requested_statistics(content: RecordDict) -> StatisticsRequest | None:
-    """Return the request in an instruction, or None where there is none."""
-    text = instruction_config(content).get(STATISTICS_REQUEST)
-    return StatisticsRequest.from_json(text) if isinstance(text, str) else None
 
 
 def put_statistics(content: RecordDict, statistics: Statistics, *, name: str) -> None:

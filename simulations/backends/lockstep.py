@@ -28,9 +28,9 @@ from torch.nn import functional as F
 from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from gems_flwr.runtime.seeding import derive_seed
 from gems_flwr.typing import Arrays
+from gems_flwr.wire.asking import requested_averaging
 from gems_flwr.wire.averaging_replies import (
     pack_averaging_reply,
-    requested_averaging,
     take_new_models,
 )
 from gems_flwr.wire.keys import BATCHES, CORRECT_SHARE_SUM, LOSS_SUM, NUM_EXAMPLES, SERVER_ROUND

@@ -33,6 +33,7 @@ from gems_flwr.spaces.output_layer import find_output_layer
 from gems_flwr.strategies.gems import Gems
 from gems_flwr.wire.records import payload_bytes, to_record
 from gems_flwr.wire.space_replies import pack_space_reply, unpack_space_reply
+from gems_flwr.wire.space_requests import Cone
 from simulations.bench.plain_cones import solve_plainly
 from simulations.bench.spaces_cost import table
 
@@ -121,13 +122,13 @@ def model(features: int) -> dict[str, NDArray]:
 
 def play_round(replies: list[RecordDict], features: int, rank: int) -> None:
     """Play a round of `Gems` at the server (unpack, check, aggregate); uses up the replies."""
-    strategy = Gems(rank=rank, min_nodes=len(replies))
+    strategy = Gems(space=Cone(rank=rank), min_nodes=len(replies))
     strategy.start(AnsweredGrid(replies), to_record(model(features)))
 
 
 def play_plainly(replies: list[RecordDict], features: int, rank: int) -> None:
     """Do the same with all factors in double precision at once."""
-    layer, request = find_output_layer(model(features)), Gems(rank=rank).request()
+    layer, request = find_output_layer(model(features)), Gems(space=Cone(rank=rank)).request()
     cones = [unpack_space_reply(replies.pop(), request, layer) for _ in range(len(replies))]
     solve_plainly([cone for cone in cones if isinstance(cone, ClassMomentCone)])
 

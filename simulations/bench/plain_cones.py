@@ -15,7 +15,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 from torch.nn.functional import one_hot, softplus
 
-from gems_flwr.intersect.cone_objective import RIDGE_LOW_RANK, ConeOptions
+from gems_flwr.intersect.cone_objective import POINTS, RIDGE_LOW_RANK
 from gems_flwr.intersect.pooled_moments import pool_moments
 from gems_flwr.spaces.cone import ClassMomentCone
 from gems_flwr.spaces.covariance import LowRankCovariance, dense
@@ -39,7 +39,7 @@ class PlainObjective:
         means, deviations, factors = (torch.from_numpy(np.stack(part)) for part in parts)
         self.means, self.variances = means / self.scale, (deviations / self.scale) ** 2
         self.factors = factors / self.scale[:, None]
-        nodes, weights = np.polynomial.hermite_e.hermegauss(ConeOptions().points)
+        nodes, weights = np.polynomial.hermite_e.hermegauss(POINTS)
         self.nodes, self.weights = map(torch.from_numpy, (nodes, weights / weights.sum()))
 
     def __call__(self, weight: Tensor, bias: Tensor) -> Tensor:

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gems_flwr.errors import GemsError
+
 DATA_VARIABLE = "GEMS_FLWR_DATA"
 """Environment variable that names the data folder when ``data_dir`` is not given."""
 
@@ -20,7 +22,7 @@ _UNSIGNED_BYTE = 0x08
 """The only element type of the idx format that the MNIST family uses."""
 
 
-class MissingDataError(FileNotFoundError):
+class MissingDataError(GemsError, FileNotFoundError):
     """A data set's files are not there; the message says what to put where."""
 
 

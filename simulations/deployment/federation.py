@@ -27,6 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
+from gems_flwr.errors import GemsError
 from gems_flwr.runtime.flower_cli import FlowerCli
 from simulations.deployment.credentials import NodeKeys, make_node_keys, make_server_credentials
 from simulations.deployment.processes import family, send
@@ -35,12 +36,12 @@ _BIN = Path(sys.executable).parent
 _CONNECTION = "local-deployment"
 _CLI = "cli"
 # How long Flower's own processes may take to come up, also on a busy machine.
-_START_SECONDS = 60.0
+_START_SECONDS = 300.0
 _STOP_SECONDS = 5.0
 T = TypeVar("T")
 
 
-class DeploymentError(RuntimeError):
+class DeploymentError(GemsError, RuntimeError):
     """Something of the federation did not start or did not do as told; the message says what."""
 
 

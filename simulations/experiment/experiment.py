@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, MetricRecord
+from hydra.errors import InstantiationException
 from hydra.utils import get_class, instantiate
 from numpy.typing import NDArray
 from torch import nn
@@ -280,8 +281,6 @@ class Experiment:
             "build_model": self.build_model,
             "learn": self._learn_serially,
         }
-        if simulated:
-            offered["dp_seeded"] = True
         if "buffers" in accepted:
             floats = (n for n, b in self._initial_model.named_buffers() if b.is_floating_point())
             offered["buffers"] = tuple(floats)
@@ -300,6 +299,7 @@ class Experiment:
             resume=folder is not None,
             stop_rules=self._stop_rules(),
             callbacks=list(callbacks),
+            seeded_noise=simulated,
             **{name: value for name, value in offered.items() if name in accepted},
         )
         assert isinstance(strategy, RoundLoop)
@@ -317,7 +317,10 @@ class Experiment:
             rules.append(TargetReached(stop.target, stop.metric, stop.goal))  # type: ignore[arg-type]
         if stop.patience is not None:
             rules.append(PatienceExhausted(stop.patience, stop.metric, stop.goal))  # type: ignore[arg-type]
-        return rules
+        try:
+            return rules + [instantiate(rule, _convert_="all") for rule in stop.rules]
+        except InstantiationException as error:
+            raise ConfigError(f"stop.rules: {error.__cause__ or error}") from error
 
     def _initialise(self, server_round: int) -> Arrays:
         """Return new initial weights for a further attempt."""
@@ -359,12 +362,18 @@ class Experiment:
 
     def _build(self, group: str, **arguments: Any) -> Any:
         """Instantiate what a config group names; a value out of range is the config's fault."""
-        # In two steps, because Hydra would turn the arguments into configs of its own.
-        build = instantiate(getattr(self.config, group), _partial_=True, _convert_="all")
         try:
+            # In two steps, because Hydra would turn the arguments into configs of its own.
+            build = instantiate(getattr(self.config, group), _partial_=True, _convert_="all")
+            if arguments.pop("seeded_noise", False) and "space" in build.keywords:
+                arguments["space"] = dataclasses.replace(build.keywords["space"], dp_seeded=True)
             return build(**arguments)
-        except ValueError as error:
-            raise ConfigError(f"{group}={self.config.names[group]}: {error}") from error
+        except (InstantiationException, ValueError) as error:
+            # What is nested is built by Hydra, which wraps what that raises.
+            reason = error.__cause__ if isinstance(error, InstantiationException) else error
+            if not isinstance(reason, ValueError):
+                raise
+            raise ConfigError(f"{group}={self.config.names[group]}: {reason}") from error
 
 
 class NodeTask(Task):

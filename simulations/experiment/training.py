@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
+from gems_flwr.errors import OptionError
 from simulations.data.examples import Examples
 
 OPTIMIZERS = ("adam", "sgd", "rmsprop")
@@ -53,7 +54,7 @@ class TrainOptions:
 
     Raises
     ------
-    ValueError
+    OptionError
         If an option is out of range.
     """
 
@@ -87,9 +88,9 @@ class TrainOptions:
         }
         for option, (holds, allowed) in rules.items():
             if not holds:
-                raise ValueError(f"{option} must be {allowed}, got {getattr(self, option)!r}")
+                raise OptionError(f"{option} must be {allowed}, got {getattr(self, option)!r}")
         if self.optimizer == "adam" and self.momentum != 0:
-            raise ValueError(f"momentum must be 0 with optimizer adam, got {self.momentum}")
+            raise OptionError(f"momentum must be 0 with optimizer adam, got {self.momentum}")
 
 
 def fit(
@@ -135,15 +136,15 @@ def fit(
 
     Raises
     ------
-    ValueError
+    OptionError
         If there are no examples or no trainable weights, the device is not there, or ``threads`` is
         below 1.
     """
     if len(examples) == 0:
-        raise ValueError("training needs at least one example, got none")
+        raise OptionError("training needs at least one example, got none")
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     if not weights:
-        raise ValueError("training needs at least one weight that requires gradients, got none")
+        raise OptionError("training needs at least one weight that requires gradients, got none")
     # Two streams, so that the order of examples does not change with the dropout rate.
     shuffle_seed, dropout_seed = (int(s) for s in np.random.SeedSequence(seed).generate_state(2))
     shuffler = torch.Generator().manual_seed(shuffle_seed)
@@ -202,11 +203,11 @@ def probabilities(
 
     Raises
     ------
-    ValueError
+    OptionError
         If ``batch_size`` or ``threads`` is below 1, or the device is not there.
     """
     if not _is_count(batch_size):
-        raise ValueError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
+        raise OptionError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
     where = _checked_device(device)
     rows = []
     with torch_threads(threads), placed(model, where, training=False), torch.inference_mode():
@@ -307,7 +308,7 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 def torch_threads(count: int) -> Iterator[None]:
     """Let PyTorch use this many CPU threads, and as many as before afterwards."""
     if not _is_count(count):
-        raise ValueError(f"threads must be a whole number of at least 1, got {count!r}")
+        raise OptionError(f"threads must be a whole number of at least 1, got {count!r}")
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -318,9 +319,9 @@ def torch_threads(count: int) -> Iterator[None]:
 
 def _checked_device(device: str) -> torch.device:
     if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device=cuda was asked for, but PyTorch finds no GPU; use device=cpu")
+        raise OptionError("device=cuda was asked for, but PyTorch finds no GPU; use device=cpu")
     if device not in ("cpu", "cuda"):
-        raise ValueError(f"device must be cpu or cuda, got {device!r}")
+        raise OptionError(f"device must be cpu or cuda, got {device!r}")
     return torch.device(device)
 
 

@@ -154,7 +154,7 @@ class Collection:
     warnings: tuple[str, ...]
 
 
-class _DamagedError(ValueError):
+class _DamagedError(GemsError, ValueError):
     """A file does not hold what it should; the message says what is wrong."""
 
 

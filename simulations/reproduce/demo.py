@@ -22,9 +22,9 @@ METHODS = {
     "one_shot_average": ["strategy=one_shot_average"],
     "ensemble (majority)": ["strategy=ensemble"],
     "ensemble (softmax mean)": ["strategy=ensemble", "strategy.vote=softmax_mean"],
-    "gems (ball)": ["strategy=gems", "strategy.space=ball", "strategy.epsilon=0.4"],
+    "gems (ball)": ["strategy=gems", "strategy/space=ball"],
     "gems (cone)": ["strategy=gems", "strategy.verify=true"],
-    "gems (cone, rank 5)": ["strategy=gems", "strategy.rank=5"],
+    "gems (cone, rank 5)": ["strategy=gems", "strategy.space.rank=5"],
     "gems, layer by layer": [
         "strategy=gems_layerwise",
         "model=mlp",

@@ -8,12 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gems_flwr.averaging.balancing import Balancing, BalancingRule, LocalReport
-from gems_flwr.averaging.divergence import divergence, squared_distance
+from gems_flwr.averaging.distances import squared_distance
 from gems_flwr.averaging.means import weighted_mean
 from gems_flwr.averaging.robust_rules import RobustRule
 from gems_flwr.averaging.synchronisation import Coordinator
 
 ROUNDING = 1e-9
+
+
+def divergence(models, weights=None):
+    """Equation 2: the (weighted) mean of the squared distances of models to their mean."""
+    shares = [1.0] * len(models) if weights is None else list(weights)
+    mean = weighted_mean(models, shares)
+    distances = [squared_distance(model, mean) for model in models]
+    return sum(s * d for s, d in zip(shares, distances, strict=True)) / sum(shares)
 
 
 class Federation:

@@ -3,23 +3,23 @@
 Each case is a whole run, with or without files, on a grid that knows its nodes or not. Whatever the
 hostile nodes send, the run ends as it should: nobody honest is lost, a refused node is named with a
 reason, everything is finite. And where nothing that they sent was used, the result is that of the
-honest nodes alone, bit for bit. Some hundred cases in CI;
-``GEMS_FLWR_NIGHTLY=1 pytest tests/battery`` plays 20,000.
+honest nodes alone, bit for bit. Some hundred cases in ``make test``, some thousand in
+``make test-deep``, and 20,000 with ``GEMS_FLWR_NIGHTLY=1``.
 """
 
 import functools
 import logging
-import os
 import shutil
 
 import numpy as np
 import pytest
-from helpers_battery import Played, check, lie_of, patience
+from helpers_battery import Played, check, lie_of
 from helpers_lies import some_lie
+from helpers_patience import patience
 from helpers_scenarios import SCENARIOS
+from helpers_sizes import NIGHTLY, sizes
 
-NIGHTLY = os.environ.get("GEMS_FLWR_NIGHTLY") == "1"
-CASES = 20_000 if NIGHTLY else 8 * len(SCENARIOS)
+CASES = 20_000 // len(SCENARIOS) + 1 if NIGHTLY else 60
 
 
 @pytest.fixture(autouse=True)
@@ -53,11 +53,12 @@ def play(name, case, folder):
     assert resumed.history == played.result.history
 
 
+@sizes(8, CASES)
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_no_node_ends_a_run(name, tmp_path):
+def test_no_node_ends_a_run(name, tmp_path, cases):
     position = list(SCENARIOS).index(name)
     failed = []
-    for case in range(position, CASES, len(SCENARIOS)):
+    for case in range(position, cases * len(SCENARIOS), len(SCENARIOS)):
         try:
             with patience(f"{name}, case {case}"):
                 play(name, case, tmp_path)

@@ -19,19 +19,22 @@ from gems_flwr.spaces.space_files import load_space
 from gems_flwr.strategies.fedavg import FedAvg
 from gems_flwr.strategies.gems import Gems
 from gems_flwr.strategies.merged_models import MergedModels
-from gems_flwr.wire.averaging_replies import ask_for_averaging
+from gems_flwr.wire.asking import (
+    ask_for_averaging,
+    ask_for_neurons,
+    ask_for_score,
+    ask_for_space,
+    ask_for_statistics,
+)
 from gems_flwr.wire.model_replies import pack_instruction
-from gems_flwr.wire.neuron_replies import ask_for_neurons
 from gems_flwr.wire.records import to_record
 from gems_flwr.wire.requests import (
     AveragingRequest,
-    NeuronRequest,
+    Neurons,
     ScoreRequest,
-    SpaceRequest,
     StatisticsRequest,
 )
-from gems_flwr.wire.space_replies import ask_for_score, ask_for_space
-from gems_flwr.wire.statistics_replies import ask_for_statistics
+from gems_flwr.wire.space_requests import Ball, Cone
 
 FEATURES, CLASSES, COUNT = 12, 3, 60
 AVERAGING = AveragingRequest(run="run", model=1, reference=1, send="always")
@@ -73,40 +76,40 @@ def context():
 
 
 @pytest.mark.parametrize(
-    ("limits", "strategy", "limit"),
+    ("limits", "space", "limit"),
     [
-        ({}, {"rank": "full"}, "largest_rank"),
-        ({}, {"sums": True}, "largest_rank"),
-        ({}, {"rank": 8}, "largest_rank"),
-        ({"largest_rank": 3}, {"rank": 4}, "largest_rank"),
-        ({"largest_rank": 3}, {"rank": "full"}, "largest_rank"),
-        ({"min_count": 50}, {"min_count": 20}, "min_count"),
-        ({"require_dp": True}, {}, "require_dp"),
-        ({"require_dp": True}, {"space": "ball"}, "require_dp"),
-        ({"require_dp": True}, {"sums": True}, "require_dp"),
-        ({}, {"dp_epsilon": 1.0, "dp_seeded": True}, "seeded_noise"),
+        ({}, Cone(rank="full"), "largest_rank"),
+        ({}, Cone(sums=True), "largest_rank"),
+        ({}, Cone(rank=8), "largest_rank"),
+        ({"largest_rank": 3}, Cone(rank=4), "largest_rank"),
+        ({"largest_rank": 3}, Cone(rank="full"), "largest_rank"),
+        ({"min_count": 50}, Cone(min_count=20), "min_count"),
+        ({"require_dp": True}, Cone(), "require_dp"),
+        ({"require_dp": True}, Ball(), "require_dp"),
+        ({"require_dp": True}, Cone(sums=True), "require_dp"),
+        ({}, Cone(dp_epsilon=1.0, dp_seeded=True), "seeded_noise"),
     ],
 )
-def test_a_request_beyond_a_limit_is_refused_by_its_name(limits, strategy, limit):
+def test_a_request_beyond_a_limit_is_refused_by_its_name(limits, space, limit):
     with pytest.raises(RoundFailedError, match=f"refused by this node's limit {limit}:"):
-        run(Gems(**strategy), NodeLimits(**limits))
+        run(Gems(space=space), NodeLimits(**limits))
 
 
 @pytest.mark.parametrize(
-    ("limits", "strategy"),
+    ("limits", "space"),
     [
-        ({}, {}),
-        ({}, {"rank": 2}),
-        ({"largest_rank": "full"}, {"rank": "full"}),
-        ({"largest_rank": 8}, {"rank": 8}),
-        ({"min_count": 50}, {"min_count": 55}),
-        ({"min_count": 50}, {}),
-        ({"require_dp": True}, {"dp_epsilon": 3.0, "dp_clip": 5.0}),
-        ({"seeded_noise": True}, {"dp_epsilon": 3.0, "dp_clip": 5.0, "dp_seeded": True}),
+        ({}, Cone()),
+        ({}, Cone(rank=2)),
+        ({"largest_rank": "full"}, Cone(rank="full")),
+        ({"largest_rank": 8}, Cone(rank=8)),
+        ({"min_count": 50}, Cone(min_count=55)),
+        ({"min_count": 50}, Cone()),
+        ({"require_dp": True}, Cone(dp_epsilon=3.0, dp_clip=5.0)),
+        ({"seeded_noise": True}, Cone(dp_epsilon=3.0, dp_clip=5.0, dp_seeded=True)),
     ],
 )
-def test_a_request_within_the_limits_is_answered(limits, strategy):
-    assert run(Gems(**strategy), NodeLimits(**limits)).failures == ()
+def test_a_request_within_the_limits_is_answered(limits, space):
+    assert run(Gems(space=space), NodeLimits(**limits)).failures == ()
 
 
 def test_automatic_moments_stay_below_the_node_s_own_rank(tmp_path):
@@ -159,7 +162,7 @@ def test_second_moments_of_a_layers_inputs_are_full_moments_as_well(limits, meth
     [({"allow_scores": False}, "limit allow_scores"), ({"require_dp": True}, None)],
 )
 def test_scores_are_refused_or_noised(limits, reason):
-    strategy = Gems(dp_epsilon=5.0, dp_clip=5.0, verify=True)
+    strategy = Gems(space=Cone(dp_epsilon=5.0, dp_clip=5.0), verify=True)
     result = run(strategy, NodeLimits(**limits))
     scores = result.details["node_scores"]
     if reason:
@@ -177,7 +180,7 @@ def test_scores_are_refused_or_noised(limits, reason):
 def test_noise_that_protects_nobody_opens_no_limit(epsilon):
     """Full moments with next to no noise are full moments."""
     with pytest.raises(RoundFailedError, match=r"limit dp_budget: epsilon 0 of 10 is spent"):
-        run(Gems(dp_epsilon=epsilon, rank="full", dp_clip=100.0))
+        run(Gems(space=Cone(dp_epsilon=epsilon, rank="full", dp_clip=100.0)))
 
 
 def test_noise_is_not_averaged_out_by_asking_again():
@@ -186,16 +189,16 @@ def test_noise_is_not_averaged_out_by_asking_again():
     enough = next(k for k in range(100) if spent_epsilon((k + 1) * each, 1e-5) > 10)
     assert 5 < enough < 20
     for _ in range(enough):
-        run(Gems(dp_epsilon=2.0, dp_clip=5.0))
+        run(Gems(space=Cone(dp_epsilon=2.0, dp_clip=5.0)))
     with pytest.raises(RoundFailedError, match="limit dp_budget"):
-        run(Gems(dp_epsilon=2.0, dp_clip=5.0))
+        run(Gems(space=Cone(dp_epsilon=2.0, dp_clip=5.0)))
 
 
 @pytest.mark.parametrize(
     "besides",
     [
         lambda content: ask_for_averaging(content, AVERAGING),
-        lambda content: ask_for_neurons(content, NeuronRequest(layer=0, epsilon=0.1)),
+        lambda content: ask_for_neurons(content, Neurons(epsilon=0.1).in_layer(0)),
         lambda content: ask_for_statistics(content, StatisticsRequest("matching")),
     ],
 )
@@ -203,7 +206,7 @@ def test_a_private_request_is_no_cover_for_another(besides):
     grid = InProcessGrid(node_app(NodeLimits(require_dp=True)), 1)
     (node,) = grid.get_node_ids()
     content = pack_instruction(ArrayRecord(), ConfigRecord(), server_round=1, seed=0)
-    ask_for_space(content, SpaceRequest(dp_epsilon=1.0))
+    ask_for_space(content, Cone(dp_epsilon=1.0))
     besides(content)
     (reply,) = grid.send_and_receive([Message(content, node, "train")])
     assert "limit require_dp: models and statistics" in reply.error.reason
@@ -269,7 +272,7 @@ def test_a_whole_run_spends_moments_and_scores(tmp_path):
     def train(message, context):
         raise AssertionError("a cone needs no training")
 
-    strategy = Gems(dp_epsilon=1.0, dp_clip=5.0, verify=True)
+    strategy = Gems(space=Cone(dp_epsilon=1.0, dp_clip=5.0), verify=True)
     assert run(strategy, grid=InProcessGrid(app, 2)).failures == ()
     for node in "01":
         total = json.loads((tmp_path / f"{node}.json").read_text())["squared_mu"]
@@ -278,7 +281,7 @@ def test_a_whole_run_spends_moments_and_scores(tmp_path):
         assert 1 < spent_epsilon(total, 1e-5) < 2
     # New nodes, with nothing but the files: a second run is one too many.
     with pytest.raises(RoundFailedError, match="limit dp_budget"):
-        run(Gems(dp_epsilon=1.5, dp_clip=5.0), grid=InProcessGrid(app, 2))
+        run(Gems(space=Cone(dp_epsilon=1.5, dp_clip=5.0)), grid=InProcessGrid(app, 2))
 
 
 # --- from the node's config -----------------------------------------------------------------

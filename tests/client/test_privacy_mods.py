@@ -25,6 +25,7 @@ from gems_flwr.strategies.periodic_averaging import PeriodicAveraging
 from gems_flwr.wire.keys import SECAGG_CONFIGS
 from gems_flwr.wire.model_replies import pack_name
 from gems_flwr.wire.records import to_numpy, to_record
+from gems_flwr.wire.space_requests import Ball, Cone
 
 CLIP = 0.5
 SHAPE = (2, 3)
@@ -109,8 +110,8 @@ def test_what_dynamic_averaging_reports_is_made_from_noised_models_too():
     ("strategy", "mod"),
     [
         (DynamicAveraging(delta=1e9), dynamic_averaging_mod()),
-        (Gems(min_count=2), good_enough_mod(data, limits=ANY_RANK)),
-        (Gems(sums=True, min_count=2), good_enough_mod(data, limits=ANY_RANK)),
+        (Gems(space=Cone(min_count=2)), good_enough_mod(data, limits=ANY_RANK)),
+        (Gems(space=Cone(sums=True, min_count=2)), good_enough_mod(data, limits=ANY_RANK)),
         (MergedModels(), statistics_mod(data, limits=ANY_RANK)),
     ],
 )
@@ -123,17 +124,17 @@ def test_around_our_mods_local_dp_refuses_and_the_log_says_so(strategy, mod, cap
 
 @pytest.mark.parametrize("inside", [NOISE, fixedclipping_mod, adaptiveclipping_mod, secaggplus_mod])
 @pytest.mark.parametrize(
-    "options",
+    "space",
     [
-        {"min_count": 2},
-        {"sums": True, "min_count": 2},
-        {"space": "ball", "epsilon": 0.1, "directions": 5},
+        Cone(min_count=2),
+        Cone(sums=True, min_count=2),
+        Ball(epsilon=0.1, directions=5),
     ],
 )
-def test_inside_the_spaces_mod_they_would_be_bypassed_and_that_is_refused(inside, options):
+def test_inside_the_spaces_mod_they_would_be_bypassed_and_that_is_refused(inside, space):
     name = type(inside).__name__ if inside is NOISE else inside.__name__
     with pytest.raises(RoundFailedError, match=f"{name} is inside good_enough_mod"):
-        start(Gems(**options), app_with(good_enough_mod(data, limits=ANY_RANK), inside))
+        start(Gems(space=space), app_with(good_enough_mod(data, limits=ANY_RANK), inside))
 
 
 def test_without_a_request_for_a_space_the_order_does_not_matter():
@@ -147,7 +148,8 @@ def test_other_mods_inside_are_nobodys_business():
 
     assert (
         start(
-            Gems(min_count=2), app_with(good_enough_mod(data, limits=ANY_RANK), harmless)
+            Gems(space=Cone(min_count=2)),
+            app_with(good_enough_mod(data, limits=ANY_RANK), harmless),
         ).failures
         == ()
     )
@@ -167,7 +169,7 @@ def test_mods_are_found_where_flower_wraps_them():
 
 def test_private_moments_need_no_mod():
     result = start(
-        Gems(dp_epsilon=10.0, dp_clip=5.0, min_count=2),
+        Gems(space=Cone(dp_epsilon=10.0, dp_clip=5.0, min_count=2)),
         app_with(good_enough_mod(data, limits=ANY_RANK)),
     )
     assert result.failures == ()
@@ -176,7 +178,9 @@ def test_private_moments_need_no_mod():
 # --- secure aggregation ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy", [FedAvg(), DynamicAveraging(), Gems(sums=True, min_count=2)])
+@pytest.mark.parametrize(
+    "strategy", [FedAvg(), DynamicAveraging(), Gems(space=Cone(sums=True, min_count=2))]
+)
 def test_under_secure_aggregation_our_strategies_refuse_with_what_to_do(strategy):
     mods = [secaggplus_mod, dynamic_averaging_mod(), good_enough_mod(data, limits=ANY_RANK)]
     with pytest.raises(RoundFailedError, match="only Flower's legacy SecAggPlusWorkflow speaks"):

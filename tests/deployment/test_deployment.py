@@ -1,13 +1,14 @@
 """Real processes: a SuperLink with TLS, authenticated SuperNodes, and what if one of them dies."""
 
 import json
-import os
 import re
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 import torch
+from helpers_patience import HANG_SECONDS
+from helpers_sizes import NIGHTLY
 from rich.console import Console
 
 from gems_flwr.__main__ import main as command_line
@@ -17,17 +18,18 @@ from simulations.deployment.federation import Federation, wait_until
 from simulations.run import run
 
 # One federation for all of them, so one worker.
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("deployment")]
+pytestmark = [pytest.mark.deep, pytest.mark.xdist_group("deployment")]
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES = ("0", "1", "2")
-RUN_SECONDS = 280
 GEMS = "strategy=gems nodes=3 partition=iid"
 LOST = r"lost \d+ s after it was asked: Error: Node Unavailable"
 # Every message to a node is a process that imports torch: what others show too waits for the night.
-nightly = pytest.mark.skipif(
-    not os.environ.get("GEMS_FLWR_NIGHTLY"), reason="set GEMS_FLWR_NIGHTLY=1 for all deployments"
-)
+nightly = pytest.mark.skipif(not NIGHTLY, reason="set GEMS_FLWR_NIGHTLY=1 for all deployments")
+
+
+def until(condition, complaint):
+    return wait_until(condition, HANG_SECONDS, complaint)
 
 
 def start_node(federation, name):
@@ -40,7 +42,7 @@ def federation(tmp_path_factory):
     with Federation(tmp_path_factory.mktemp("federation")) as federation:
         for name in NODES:
             start_node(federation, name)
-        wait_until(lambda: len(connected(federation)) == 3, 120, "three nodes are not connected")
+        until(lambda: len(connected(federation)) == 3, "three nodes are not connected")
         yield federation
 
 
@@ -60,7 +62,7 @@ def submit(federation, overrides, output):
 
 
 def result_of(federation, run_id, output):
-    status = federation.flwr.wait(run_id, RUN_SECONDS)
+    status = federation.flwr.wait(run_id, HANG_SECONDS)
     assert status == COMPLETED, federation.flwr.log(run_id)[-3000:]
     return json.loads((output / "result.json").read_text())
 
@@ -98,7 +100,7 @@ def test_every_kind_of_strategy_gives_the_numbers_of_the_simulation(
 def test_somebody_elses_app_runs_with_its_two_lines_changed(federation, tmp_path):
     model = tmp_path / "model.pt"
     run_id = federation.submit(ROOT / "examples" / "pytorch_gems", output=str(model))
-    assert federation.flwr.wait(run_id, RUN_SECONDS) == COMPLETED
+    assert federation.flwr.wait(run_id, HANG_SECONDS) == COMPLETED
     assert set(torch.load(model, weights_only=True)) == {
         "hidden.weight",
         "hidden.bias",
@@ -111,9 +113,7 @@ def test_somebody_elses_app_runs_with_its_two_lines_changed(federation, tmp_path
 
 def test_a_node_whose_key_is_not_registered_is_refused(federation):
     federation.start_node("stranger", "partition-id=0", registered=False)
-    wait_until(
-        lambda: federation.process("stranger").poll() is not None, 60, "the stranger lives on"
-    )
+    until(lambda: federation.process("stranger").poll() is not None, "the stranger lives on")
     assert federation.process("stranger").returncode != 0
     assert "stranger" not in federation.flwr.call("supernode", "list", "--format", "json")
 
@@ -122,15 +122,13 @@ def test_a_killed_node_costs_its_own_part_and_comes_back_without_its_state(feder
     """Round 2 goes on without node 2; it returns, says that it lost its model, and goes on."""
     output = tmp_path / "out"
     learn = (
-        "strategy=dynamic strategy.delta=100 strategy.final_sync=false rounds=4 evaluate_every=4"
+        "strategy=dynamic strategy.delta=100 strategy.final_sync=false rounds=6 evaluate_every=6"
     )
     learn += " nodes=3 partition=iid"
     run_id = submit(federation, learn, output)
-    wait_until(lambda: len(rounds_done(output)) > 1, 120, "round 1 has not ended")
+    until(lambda: len(rounds_done(output)) > 1, "round 1 has not ended")
     federation.kill("2")
-    wait_until(
-        lambda: any(each["failures"] for each in rounds_done(output)), 150, "nobody missed node 2"
-    )
+    until(lambda: any(each["failures"] for each in rounds_done(output)), "nobody missed node 2")
     start_node(federation, "2")
     result = result_of(federation, run_id, output)
     assert {each["node"] for each in result["details"]["failures"]} == {"2"}
@@ -149,11 +147,11 @@ def test_a_node_that_is_lost_in_a_round_and_comes_back_is_asked_once_more(
     """Ended politely it is missed within seconds, killed within two heartbeats."""
     output = tmp_path / "out"
     federation.pause("2")
-    run_id = submit(federation, f"{GEMS} return_seconds=250", output)
-    wait_until(lambda: len(list(output.glob("inbox/*"))) == 2, 240, "two spaces are not there")
+    run_id = submit(federation, f"{GEMS} return_seconds={HANG_SECONDS}", output)
+    until(lambda: len(list(output.glob("inbox/*"))) == 2, "two spaces are not there")
     getattr(federation, how)("2")
     lost = r"event=lost round=1 node=2 seconds=\S+"
-    wait_until(lambda: re.search(lost, federation.flwr.log(run_id)), 150, "nobody missed node 2")
+    until(lambda: re.search(lost, federation.flwr.log(run_id)), "nobody missed node 2")
     start_node(federation, "2")
     result, expected = result_of(federation, run_id, output), simulated(GEMS)
     log = federation.flwr.log(run_id)
@@ -169,7 +167,7 @@ def test_who_does_not_come_back_is_blamed_with_reason_and_time(federation, tmp_p
     output = tmp_path / "out"
     federation.pause("2")
     run_id = submit(federation, f"{GEMS} return_seconds=1", output)
-    wait_until(lambda: len(list(output.glob("inbox/*"))) == 2, 240, "two spaces are not there")
+    until(lambda: len(list(output.glob("inbox/*"))) == 2, "two spaces are not there")
     federation.end("2")
     try:
         (failure,) = result_of(federation, run_id, output)["details"]["failures"]
@@ -184,7 +182,7 @@ def test_nodes_of_one_name_are_told_apart_and_reported(federation, tmp_path):
     output = tmp_path / "out"
     federation.start_node("twin", "partition-id=1", known_as="1")
     federation.start_node("liar", "partition-id=2 name='0'")
-    wait_until(lambda: len(connected(federation)) == 5, 120, "five nodes are not connected")
+    until(lambda: len(connected(federation)) == 5, "five nodes are not connected")
     try:
         run_id = submit(federation, GEMS, output)
         result = result_of(federation, run_id, output)
@@ -207,7 +205,7 @@ def test_a_killed_server_resumes_and_asks_only_for_what_it_did_not_have(
     output = tmp_path / "out"
     federation.pause("2")
     submit(federation, GEMS, output)
-    wait_until(lambda: len(list(output.glob("inbox/*"))) == 2, 120, "two spaces are not there")
+    until(lambda: len(list(output.glob("inbox/*"))) == 2, "two spaces are not there")
     federation.kill("superlink")
     federation.wake("2")
     assert not (output / "result.json").exists()
@@ -240,11 +238,11 @@ def test_real_nodes_hand_out_no_examples_and_draw_no_noise_from_a_known_seed(fed
     for number, (asked, limit) in enumerate(
         (
             ("strategy=global nodes=3 partition=iid", "share_examples"),
-            (f"{GEMS} strategy.dp_epsilon=1 strategy.dp_seeded=true", "seeded_noise"),
+            (f"{GEMS} strategy.space.dp_epsilon=1 strategy.space.dp_seeded=true", "seeded_noise"),
         )
     ):
         run_id = submit(federation, asked, tmp_path / str(number))
-        assert federation.flwr.wait(run_id, RUN_SECONDS) != COMPLETED
+        assert federation.flwr.wait(run_id, HANG_SECONDS) != COMPLETED
         log = federation.flwr.log(run_id)
         refused = rf'event=left_out round=1 node=(\d) reason=".*this node\'s limit {limit}:'
         assert sorted(set(re.findall(refused, log))) == sorted(NODES), log[-3000:]

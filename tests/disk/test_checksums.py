@@ -6,7 +6,8 @@ import stat
 import numpy as np
 import pytest
 from flwr.app import RecordDict
-from helpers_spaces import BALL, LOW, NIGHTLY, without_checksum
+from helpers_sizes import sizes
+from helpers_spaces import BALL, LOW, without_checksum
 
 from conftest import initial_arrays, record_equal, small_model, toy_app
 from gems_flwr.errors import CheckpointError, SpaceError
@@ -20,11 +21,15 @@ from gems_flwr.strategies.fedavg import FedAvg
 MODEL = {"weight": np.ones((2, 2), np.float32), "steps": np.array(3)}
 
 
-def flips(data):
-    """Yield the data with one bit of each of its bytes flipped in turn; by night, with each bit."""
+# How many bits of a byte are tried.
+BITS = sizes(1, 8)
+
+
+def flips(data, bits):
+    """Yield the data with so many bits of each of its bytes flipped in turn."""
     for at in range(len(data)):
-        for bit in range(8) if NIGHTLY else [at % 8]:
-            yield data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
+        for bit in range(at, at + bits):
+            yield data[:at] + bytes([data[at] ^ 1 << bit % 8]) + data[at + 1 :]
 
 
 def start(folder, rounds, **options):
@@ -32,36 +37,40 @@ def start(folder, rounds, **options):
     return strategy.start(InProcessGrid(toy_app(), 3), initial_arrays(), rounds)
 
 
-def test_a_flipped_bit_of_a_checkpoint_is_noticed(tmp_path):
+@BITS
+def test_a_flipped_bit_of_a_checkpoint_is_noticed(tmp_path, cases):
     path = tmp_path / "x"
     save_arrays(path, {"arrays": MODEL}, {"round": 3})
-    for damaged in flips(path.read_bytes()):
+    for damaged in flips(path.read_bytes(), cases):
         path.write_bytes(damaged)
         with pytest.raises(CheckpointError):
             load_arrays(path)
 
 
+@BITS
 @pytest.mark.parametrize("space", [BALL, LOW], ids=["ball", "cone"])
-def test_a_flipped_bit_of_a_space_file_is_noticed(space, tmp_path):
+def test_a_flipped_bit_of_a_space_file_is_noticed(space, tmp_path, cases):
     path = tmp_path / "x.safetensors"
     save_space(path, space)
-    for damaged in flips(path.read_bytes()):
+    for damaged in flips(path.read_bytes(), cases):
         path.write_bytes(damaged)
         with pytest.raises(SpaceError, match=r"x\.safetensors"):
             load_space(path)
 
 
-def test_a_flipped_bit_of_a_kept_reply_has_the_node_asked_again(tmp_path):
+@BITS
+def test_a_flipped_bit_of_a_kept_reply_has_the_node_asked_again(tmp_path, cases):
     folder = CheckpointFolder(tmp_path)
     folder.keep_reply("1-train", "a", RecordDict({"arrays": initial_arrays()}))
     (path,) = (tmp_path / "inbox").iterdir()
-    for damaged in flips(path.read_bytes()):
+    for damaged in flips(path.read_bytes(), cases):
         path.write_bytes(damaged)
         assert folder.kept_reply("1-train", "a") is None
         assert not path.exists()
 
 
-def test_a_flipped_bit_of_the_history_is_noticed(tmp_path):
+@BITS
+def test_a_flipped_bit_of_the_history_is_noticed(tmp_path, cases):
     round_log = RoundLog(tmp_path, strategy="S", seed=0, model=MODEL)
     records = (RoundRecord(0), RoundRecord(1, server_metrics={"accuracy": 0.75}))
     round_log.begin(ServerState(MODEL, records[:1]))
@@ -69,7 +78,7 @@ def test_a_flipped_bit_of_the_history_is_noticed(tmp_path):
     path = tmp_path / "rounds.jsonl"
     whole = path.read_bytes()
     # All but the last sign, a line break that a torn file may lack.
-    for damaged in flips(whole[:-1]):
+    for damaged in flips(whole[:-1], cases):
         path.write_bytes(damaged + whole[-1:])
         with pytest.raises(CheckpointError, match=r"rounds\.jsonl"):
             round_log.load()

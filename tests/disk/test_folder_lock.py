@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from helpers_patience import HANG_SECONDS
 from helpers_spaces import FULL
 
 from conftest import initial_arrays, record_equal, toy_app
@@ -63,7 +64,7 @@ def holder(tmp_path):
     yield start
     for process in started:
         process.stdin.close()
-        process.wait(60)
+        process.wait(HANG_SECONDS)
         process.stdout.close()
 
 
@@ -125,7 +126,7 @@ def test_whoever_waits_gets_the_folder_alone(tmp_path, monkeypatch):
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(300)
+        worker.join(HANG_SECONDS)
     assert [worker.exitcode for worker in workers] == [0] * 4
     assert (tmp_path / "number").read_text() == "400"
 
@@ -140,7 +141,7 @@ def test_aggregating_files_does_not_disturb_another_who_does(holder, tmp_path, c
     assert f"in use by process {process.pid}" in said
     assert not (tmp_path / "m.safetensors").exists()
     process.stdin.close()
-    process.wait(60)
+    process.wait(HANG_SECONDS)
     assert main(words) == 0
 
 
@@ -178,7 +179,7 @@ def in_a_thread(task):
 
     thread = threading.Thread(target=work)
     thread.start()
-    thread.join(60)
+    thread.join(HANG_SECONDS)
     return raised[0] if raised else None
 
 

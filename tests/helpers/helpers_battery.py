@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-import signal
-from contextlib import contextmanager
 
 import numpy as np
 from flwr.app import Error, Message, RecordDict
@@ -14,8 +12,6 @@ from helpers_scenarios import NODES, SCENARIOS
 
 from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from gems_flwr.wire.records import to_numpy
-
-PATIENCE_SECONDS = 60
 
 
 class HostileApp:
@@ -143,19 +139,3 @@ def lie_of(kind, seed):
         return kind(RecordDict(dict(content)), rng)
 
     return lie
-
-
-@contextmanager
-def patience(what):
-    """Fail on a hang."""
-
-    def late(signum, frame):
-        raise AssertionError(f"no end in {PATIENCE_SECONDS} s: {what}")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(PATIENCE_SECONDS)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)

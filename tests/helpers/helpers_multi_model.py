@@ -10,7 +10,7 @@ from gems_flwr.client.multi_model_mod import multi_model_mod
 from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from gems_flwr.server.members import join_models
 from gems_flwr.strategies.multi_model.sampling_base import SamplingRule
-from gems_flwr.wire.multi_model_requests import requested_models
+from gems_flwr.wire.asking import requested_models
 from gems_flwr.wire.records import to_numpy, to_record
 
 SHAPES = {"a": (3,), "b": (2, 2)}

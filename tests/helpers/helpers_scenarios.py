@@ -37,12 +37,13 @@ from gems_flwr.strategies.one_shot_average import OneShotAverage
 from gems_flwr.strategies.periodic_averaging import PeriodicAveraging
 from gems_flwr.strategies.pooled import Pooled
 from gems_flwr.strategies.serial import Serial
+from gems_flwr.wire.asking import frozen_layers, requested_space
 from gems_flwr.wire.model_replies import pack_examples_reply, pack_metrics_reply, pack_name
 from gems_flwr.wire.multi_model_replies import put_gradient
 from gems_flwr.wire.multi_model_requests import gradient_correction
-from gems_flwr.wire.neuron_replies import frozen_layers
 from gems_flwr.wire.records import to_numpy, to_record
-from gems_flwr.wire.space_replies import requested_space
+from gems_flwr.wire.requests import Neurons
+from gems_flwr.wire.space_requests import Ball, Cone, Ellipsoid
 
 NODES = 5
 CLASSES, FEATURES, HIDDEN = 3, 3, 3
@@ -232,9 +233,8 @@ local = partial(
     Scenario, app=lambda: app_of(dynamic_averaging_mod()), initial=partial(arrays_of, layer)
 )
 several = partial(Scenario, app=several_app, initial=several_models, rounds=3)
-Cone = partial(Gems, min_count=4)
-BallSpace = partial(Gems, directions=10)
-Layers = partial(LayerwiseGems, directions=5, clusters=4, output={"min_count": 4})
+small = partial(Cone, min_count=4)
+Layers = partial(LayerwiseGems, neurons=Neurons(directions=5), clusters=4, head=small())
 TUNED = {"tune": 12, "public_data": PUBLIC}
 
 SCENARIOS = {
@@ -274,35 +274,45 @@ SCENARIOS = {
         for sampling in ("random", "full", "lvr", "gvr", "stale", "fedvarp", "mifa", "scaffold")
     },
     "MultiModel, capped": several(partial(MultiModel, budget=4, sampling="lvr", max_examples=9)),
-    "Gems, ball": space(partial(BallSpace, space="ball", verify=True)),
-    "Gems, ball, robust": space(partial(BallSpace, space="ball", robust=True, on_empty="subset")),
+    "Gems, ball": space(partial(Gems, space=Ball(directions=10), verify=True)),
+    "Gems, ball, robust": space(
+        partial(Gems, space=Ball(directions=10), robust=True, on_empty="subset")
+    ),
     "Gems, ball, retrained": space(
         partial(
-            BallSpace,
-            space="ball",
-            radius="certified",
-            epsilon=0.9,
+            Gems,
+            space=Ball(epsilon=0.9, radius="certified"),
             on_empty="retrain",
             retrains=2,
             initialise=lambda _: to_numpy(arrays_of(layer)),
         )
     ),
-    "Gems, ellipsoid": space(partial(BallSpace, space="ellipsoid", robust=True)),
-    "Gems, ellipsoid, auto": space(partial(BallSpace, space="ellipsoid", epsilon="auto")),
-    "Gems, ball, relaxed": space(partial(BallSpace, space="ball", on_empty="relax")),
-    "Gems, cone": space(partial(Cone, rank="full", verify=True)),
+    "Gems, ellipsoid": space(partial(Gems, space=Ellipsoid(directions=10), robust=True)),
+    "Gems, ellipsoid, auto": space(partial(Gems, space=Ellipsoid(directions=10), epsilon="auto")),
+    "Gems, ball, relaxed": space(partial(Gems, space=Ball(directions=10), on_empty="relax")),
+    "Gems, cone": space(partial(Gems, space=small(rank="full"), verify=True)),
     "Gems, cone, automatic": space(partial(Gems, verify=True)),
-    "Gems, cone, private": space(partial(Gems, dp_epsilon=20.0, dp_clip=9.0, dp_seeded=True)),
-    "Gems, cone, capped": space(partial(Cone, max_examples=20, class_weight="balanced")),
-    "Gems, cone, robust": space(partial(Cone, rank=2, robust=True)),
-    "Gems, cone, audit": space(partial(Cone, rank=1, clusters=2, audit=True)),
-    "Gems, sums": space(partial(Cone, sums=True)),
-    "Gems, sums, capped": space(partial(Cone, sums=True, max_examples=20)),
+    "Gems, cone, private": space(
+        partial(Gems, space=Cone(dp_epsilon=20.0, dp_clip=9.0, dp_seeded=True))
+    ),
+    "Gems, cone, capped": space(
+        partial(Gems, space=small(), max_examples=20, class_weight="balanced")
+    ),
+    "Gems, cone, robust": space(partial(Gems, space=small(rank=2), robust=True)),
+    "Gems, cone, audit": space(partial(Gems, space=small(rank=1, clusters=2), audit=True)),
+    "Gems, sums": space(partial(Gems, space=small(sums=True))),
+    "Gems, sums, capped": space(partial(Gems, space=small(sums=True), max_examples=20)),
     "LayerwiseGems, kmeans": deep(partial(Layers, verify=True)),
     "LayerwiseGems, robust": deep(partial(Layers, merge="concat", robust=True)),
-    "LayerwiseGems, verified": deep(partial(Layers, merge="verified", outgoing=True)),
+    "LayerwiseGems, verified": deep(
+        partial(Layers, merge="verified", neurons=Neurons(directions=5, outgoing=True))
+    ),
     "LayerwiseGems, concat": deep(partial(Layers, merge="concat", max_hidden=4)),
     "LayerwiseGems, balls": deep(
-        partial(LayerwiseGems, directions=5, head="ball", output={"epsilon": 0.05, "directions": 5})
+        partial(
+            LayerwiseGems,
+            neurons=Neurons(directions=5),
+            head=Ball(epsilon=0.05, directions=5),
+        )
     ),
 }

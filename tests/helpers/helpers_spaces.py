@@ -1,7 +1,5 @@
 """A space of every kind, for tests of files and messages."""
 
-import os
-
 import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
@@ -17,7 +15,6 @@ from gems_flwr.spaces.neuron_balls import NeuronBalls
 from gems_flwr.spaces.output_layer import OutputLayer
 from gems_flwr.spaces.radius import Radius
 
-NIGHTLY = os.environ.get("GEMS_FLWR_NIGHTLY") == "1"
 CLASSES, FEATURES = 3, 4
 RNG = np.random.default_rng(0)
 ROOTS = RNG.normal(size=(2, FEATURES, FEATURES))

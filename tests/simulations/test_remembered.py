@@ -18,8 +18,8 @@ from simulations.experiment.training import TrainOptions
 from simulations.run import run
 
 SHORT = ["progress=false", "train.epochs=3", "train.patience=3", "own_initial_weights=true"]
-BALL = ["strategy=gems", "strategy.space=ball", "strategy.directions=20"]
-LAYERS = ["strategy=gems_layerwise", "strategy.directions=20", "train.output_epochs=2"]
+BALL = ["strategy=gems", "strategy/space=ball", "strategy.space.directions=20"]
+LAYERS = ["strategy=gems_layerwise", "strategy.neurons.directions=20", "train.output_epochs=2"]
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_the_average_needs_no_training_where_the_local_models_are_known(tmp_path
                 (["strategy=one_shot_average", "strategy.tune=100"], 0),
                 (["strategy=ensemble"], 0),
                 (BALL, 0),
-                (["strategy=gems", "strategy.space=ellipsoid", "strategy.directions=20"], 0),
+                (["strategy=gems", "strategy/space=ellipsoid", "strategy.space.directions=20"], 0),
                 (["strategy=global"], 1),
                 (["strategy=global", "label=again"], 0),
             ],
@@ -77,10 +77,10 @@ def test_the_average_needs_no_training_where_the_local_models_are_known(tmp_path
                 (["strategy=local"], 5),
                 (["strategy=ensemble"], 0),
                 # The hidden layers as everybody's, then the output layers on the merged ones.
-                ([*LAYERS, "strategy.head=ball"], 5),
-                ([*LAYERS, "strategy.head=ball", "strategy.tune=100"], 0),
+                ([*LAYERS, "strategy/head=ball"], 5),
+                ([*LAYERS, "strategy/head=ball", "strategy.tune=100"], 0),
                 # A cone trains no output layer.
-                ([*LAYERS, "strategy.head=cone"], 0),
+                ([*LAYERS, "strategy/head=cone"], 0),
                 # One round of GEMS: the output layer alone, on hidden layers that all share.
                 (BALL, 5),
             ],

@@ -280,7 +280,7 @@ def tiny(*cells):
 
 def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path):
     base = ("dataset=digits", "nodes=3", "train.epochs=1", "strategy=gems")
-    impossible = Cell("digits", "impossible", (*base, "strategy.min_count=100000"))
+    impossible = Cell("digits", "impossible", (*base, "strategy.space.min_count=100000"))
     possible = Cell("digits", "possible", base)
     found = reproduce(tiny(impossible, possible), Options(tmp_path, jobs=1), QUIET)
     assert len(found.failures) == 2
@@ -289,7 +289,7 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path):
     assert found.findings[1].missing == 0
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_public_data_do_not_harm_the_cone_and_alone_are_worse(tmp_path):
     base = ("dataset=digits", "nodes=5", "train.epochs=5")
     methods = {
@@ -304,7 +304,7 @@ def test_public_data_do_not_harm_the_cone_and_alone_are_worse(tmp_path):
     assert mean["tuned"] > mean["raw"]
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_strongly_different_beginnings_break_averaging(tmp_path):
     """The claim of Figure A.8, on digits: ε = 20 costs accuracy, most with rare averaging."""
     options = Options(tmp_path, quick=True, dataset="digits", jobs=1)
@@ -314,7 +314,7 @@ def test_strongly_different_beginnings_break_averaging(tmp_path):
     assert at["ε = 20, b = 50"] < 0.9 * at["ε = 0, b = 50"]
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_processes_give_the_numbers_of_one(tmp_path):
     base = ("dataset=digits", "nodes=3", "train.epochs=2")
     cells = [

@@ -29,7 +29,7 @@ def test_more_neurons_are_better_and_less_than_an_ensemble_suffices(tmp_path, mo
     settings = (layer_size.Setting("kmeans", 10), layer_size.Setting("concat"))
     monkeypatch.setattr(layer_size, "SEEDS", (0,))
     monkeypatch.setattr(layer_size, "SETTINGS", settings)
-    options = ["train.epochs=15", "train.patience=null", "strategy.output.epsilon=0.5"]
+    options = ["train.epochs=15", "train.patience=null", "strategy.head.space.epsilon=0.5"]
     figure = layer_size.run(options, tmp_path, QUIET)
     assert figure.stat().st_size > 10_000
     rows = json.loads(figure.with_suffix(".json").read_text())

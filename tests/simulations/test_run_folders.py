@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers_patience import HANG_SECONDS
 from rich.console import Console
 
 import simulations.run
@@ -82,11 +83,11 @@ def test_a_second_command_is_told_who_has_the_folder(command):
     def hold():
         with hold_folder(folder_of(*ONE)):
             held.set()
-            done.wait(60)
+            done.wait(HANG_SECONDS)
 
     other = threading.Thread(target=hold)
     other.start()
-    held.wait(60)
+    held.wait(HANG_SECONDS)
     try:
         said = refused(command, *ONE)
     finally:
@@ -109,7 +110,7 @@ def test_whoever_waits_for_the_same_run_takes_its_result(tmp_path):
         for worker in workers:
             worker.start()
     for worker in workers:
-        worker.join(120)
+        worker.join(HANG_SECONDS)
     assert len(results) == 2
     assert results[0] == results[1]
     assert stamps[0] == stamps[1]
@@ -129,7 +130,7 @@ def test_a_finished_run_is_read_whoever_has_the_folder(tmp_path):
     with hold_folder(tmp_path):
         worker = threading.Thread(target=work)
         worker.start()
-        worker.join(120)
+        worker.join(HANG_SECONDS)
     assert [type(error) for error in raised] == [FolderInUseError]
     assert not (tmp_path / LOCK_FILE).exists()
 

@@ -5,11 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers_patience import HANG_SECONDS
 from omegaconf import OmegaConf
 from rich.console import Console
 from safetensors.numpy import load_file
@@ -122,7 +122,7 @@ def test_a_label_reaches_the_result(tmp_path):
 def test_variants_of_a_strategy_are_told_apart_in_reports(tmp_path):
     plain = finish(tmp_path / "plain", "strategy=local")
     assert "label" not in plain["details"]
-    changed = finish(tmp_path / "changed", "strategy=gems", "strategy.rank=5", "train.lr=0.1")
+    changed = finish(tmp_path / "changed", "strategy=gems", "strategy.space.rank=5", "train.lr=0.1")
     assert changed["details"]["label"] == "gems rank=5 train.lr=0.1"
     dirichlet = ["strategy=local", "partition=dirichlet", "partition.alpha=0.7", "train.epochs=3"]
     label = finish(tmp_path / "split", *dirichlet)["details"]["label"]
@@ -158,7 +158,7 @@ def command(*arguments, cwd):
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANG_SECONDS,
     )
 
 
@@ -186,64 +186,92 @@ def test_a_mistake_on_the_command_line_is_one_clear_message(tmp_path):
     assert "Traceback" not in missing.stderr
 
 
-# Long enough that a busy machine does not finish them between two looks at the history.
-LONG_ROUNDS = 120
-LONG = f"rounds={LONG_ROUNDS}"
+# The command, but that it stands still as soon as the replies of round 4 are there.
+STANDING_STILL = """
+import signal
+from gems_flwr.server.exchange import Exchange
+from simulations.run import main
+accept = Exchange.accept
+def stand_still(self, *arguments, **options):
+    if self.server_round == 4:
+        print("in round 4", flush=True)
+        while True:
+            signal.pause()
+    return accept(self, *arguments, **options)
+Exchange.accept = stand_still
+main()
+"""
 
 
-def started_and_stopped_by(stop, tmp_path):
-    """Start a long run, stop it by a signal after some rounds, return where it stands."""
-    arguments = [LONG, "train.epochs=3", "seed=5"]
+def stopped_in_round_four(stop, tmp_path, *arguments):
+    """Start a run, stop it by a signal in round 4; return its status and what it said."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "simulations.run", *arguments],
+        [sys.executable, "-c", STANDING_STILL, *arguments],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         # A suite that runs in the background may have been told to ignore interrupts.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        files = list((tmp_path / "runs").rglob("rounds.jsonl"))
-        if files and len(files[0].read_text().splitlines()) > 4:
-            break
-        time.sleep(0.05)
+    assert any("in round 4" in line for line in process.stdout), process.stderr.read()
     process.send_signal(stop)
-    _, errors = process.communicate(timeout=60)
-    before = len(files[0].read_text().splitlines())
-    resumed = command(*arguments, cwd=tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
-    return process.returncode, errors, before, files[0].parent
+    _, errors = process.communicate(timeout=HANG_SECONDS)
+    return process.returncode, errors
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
 def test_a_process_that_is_killed_or_interrupted_goes_on_where_it_was(tmp_path, stop):
-    status, errors, before, folder = started_and_stopped_by(stop, tmp_path)
-    assert 4 < before < LONG_ROUNDS + 1
+    arguments = ["rounds=8", "train.epochs=3", "seed=5"]
+    status, errors = stopped_in_round_four(stop, tmp_path, *arguments)
     if stop == signal.SIGINT:
         assert status == 130
         assert "goes on from the last finished round" in errors
-    finish(tmp_path / "unbroken", LONG, "train.epochs=3", "seed=5")
-    assert rounds(folder) == rounds(tmp_path / "unbroken")
-    one, other = (load_file(f / "model.safetensors") for f in (folder, tmp_path / "unbroken"))
+    (history,) = (tmp_path / "runs").rglob("rounds.jsonl")
+    before = history.read_text()
+    assert len(before.splitlines()) == 4
+    resumed = command(*arguments, cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    # With its seconds: what was done is not done again.
+    assert history.read_text().startswith(before)
+    finish(tmp_path / "unbroken", *arguments)
+    assert rounds(history.parent) == rounds(tmp_path / "unbroken")
+    one, other = (
+        load_file(f / "model.safetensors") for f in (history.parent, tmp_path / "unbroken")
+    )
     assert all(np.array_equal(one[key], other[key]) for key in one)
 
 
 # --- Flower's simulation engine -------------------------------------------------------------
 
 
+def deep(name, *overrides):
+    return pytest.param(overrides, id=name, marks=pytest.mark.deep)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["model=mlp", "rounds=2", "strategy.fraction_train=0.6"],
-        ["strategy=gems", "strategy.space=ball", "train.epochs=3", "strategy.verify=true"],
-        ["strategy=gems", "strategy.rank=5", "strategy.clusters=2"],
-        ["strategy=gems_layerwise", "model=mlp", "train.epochs=3", "train.subclasses=3"],
+        pytest.param(["model=mlp", "rounds=2", "strategy.fraction_train=0.6"], id="fedavg"),
+        deep(
+            "gems-ball",
+            "strategy=gems",
+            "strategy/space=ball",
+            "train.epochs=3",
+            "strategy.verify=true",
+        ),
+        deep("gems-cone", "strategy=gems", "strategy.space.rank=5", "strategy.space.clusters=2"),
+        deep(
+            "gems-layerwise",
+            "strategy=gems_layerwise",
+            "model=mlp",
+            "train.epochs=3",
+            "train.subclasses=3",
+        ),
     ],
-    ids=["fedavg", "gems-ball", "gems-cone", "gems-layerwise"],
 )
 def test_both_backends_give_the_same_numbers_to_the_last_digit(tmp_path, overrides):
     for backend in ("inprocess", "ray"):
@@ -258,7 +286,7 @@ def test_both_backends_give_the_same_numbers_to_the_last_digit(tmp_path, overrid
     assert all(np.array_equal(a[key], b[key]) for key in a)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_an_error_in_the_server_on_ray_reaches_the_caller():
     config = compose_config(["backend=ray", "nodes=2", "progress=false"])
 

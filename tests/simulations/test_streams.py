@@ -350,7 +350,7 @@ def test_a_stream_out_of_range_is_refused_with_what_is_allowed(override, words):
         compose_config([override])
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_ray_gives_the_same_digits_as_in_process(tmp_path):
     common = ["strategy=dynamic", "strategy.delta=0.05", "rounds=6", "train.optimizer=adam"]
     one = result(tmp_path, *common)

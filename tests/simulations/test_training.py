@@ -257,7 +257,7 @@ def test_devices_and_threads_that_are_not_there_are_refused(
         probabilities(build(), digits, scale=SCALE, batch_size=0)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_pooled_logistic_regression_reaches_the_known_accuracy_on_mnist() -> None:
     """The GEMS paper's Table 5 has .926 for the global model."""
     folder = os.environ.get(data.DATA_VARIABLE)

@@ -18,7 +18,7 @@ RNG = np.random.default_rng(0)
 ROOTS = RNG.normal(size=(2, 4, 4))
 BALL = BallSpace(RNG.normal(size=15), Radius(1.5, "worst", 0.9, 12))
 COMMON = {"num_classes": 3, "labels": [0, 2], "counts": [40, 50], "withheld": (1,)}
-COMMON |= {"withheld_count": 3, "total_count": 93, "epsilon": 0.75, "rule": "cantelli"}
+COMMON |= {"withheld_count": 3, "total_count": 93, "epsilon": 0.75}
 MEANS = RNG.normal(size=(2, 4))
 LOW = LowRankCovariance(
     quantize(RNG.normal(size=(2, 4, 2)), axis=1),
@@ -108,3 +108,11 @@ def test_files_that_hold_no_space_are_refused_by_name(tmp_path):
         save_file({"center": np.zeros(3, np.float32)}, str(foreign), metadata=meta | header)
         with pytest.raises(SpaceError, match="foreign"):
             load_space(foreign)
+
+
+def test_a_cone_says_its_rule_and_another_rule_is_refused_by_name():
+    """Messages and files have always carried the rule; one version could build ``cantelli``."""
+    arrays, meta = space_to_arrays(SPACES["full"])
+    assert meta["rule"] == "gaussian"
+    with pytest.raises(SpaceError, match=r"rule: expected gaussian, .*got 'cantelli'"):
+        space_from_arrays(arrays, {**meta, "rule": "cantelli"})

@@ -16,7 +16,7 @@ from torch import nn
 from conftest import record_equal, refuse_writing
 from gems_flwr.client.good_enough_mod import good_enough_mod
 from gems_flwr.client.limits import UNLIMITED, NodeLimits
-from gems_flwr.errors import CheckpointError, EmptyIntersectionError, RoundFailedError
+from gems_flwr.errors import CheckpointError, EmptyIntersectionError, OptionError, RoundFailedError
 from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from gems_flwr.runtime.metered_grid import MeteredGrid
 from gems_flwr.spaces.space_files import load_space
@@ -24,7 +24,7 @@ from gems_flwr.strategies.fedavg import FedAvg
 from gems_flwr.strategies.gems import Gems
 from gems_flwr.wire.model_replies import pack_name
 from gems_flwr.wire.records import to_numpy, to_record
-from gems_flwr.wire.requests import SpaceRequest
+from gems_flwr.wire.space_requests import Ball, Cone, Ellipsoid, SpaceRequest
 
 ANY_RANK = NodeLimits(largest_rank="full")
 
@@ -44,11 +44,11 @@ def test_cones_give_in_one_round_a_model_that_knows_all_classes():
     assert not result.details["is_average"]
 
 
-@pytest.mark.parametrize("space", ["ball", "ellipsoid"])
+@pytest.mark.parametrize("space", [Ball, Ellipsoid])
 def test_at_a_low_epsilon_balls_and_ellipsoids_give_the_plain_average(space):
     """The papers' own observation (2019, Appendix C.1), said by the result."""
     average = FedAvg(weighted=False).start(InProcessGrid(linear_app(), 2), initial(), num_rounds=1)
-    result = run(Gems(space=space, epsilon=0.3, directions=50))
+    result = run(Gems(space=space(epsilon=0.3, directions=50)))
     assert result.details["is_average"]
     assert result.details["status"] == "feasible"
     for key in ("weight", "bias"):
@@ -57,7 +57,7 @@ def test_at_a_low_epsilon_balls_and_ellipsoids_give_the_plain_average(space):
 
 
 def test_certified_balls_do_not_meet_and_the_result_says_so():
-    result = run(Gems(space="ball", epsilon=0.95, radius="certified"))
+    result = run(Gems(space=Ball(epsilon=0.95, radius="certified")))
     assert result.details["empty"]
     assert result.details["status"] == "empty"
     assert min(result.details["margins"].values()) < 0
@@ -65,10 +65,10 @@ def test_certified_balls_do_not_meet_and_the_result_says_so():
 
 def test_an_empty_intersection_fails_when_that_is_wanted():
     with pytest.raises(EmptyIntersectionError, match="proved to be empty"):
-        run(Gems(space="ball", epsilon=0.95, radius="certified", on_empty="fail"))
+        run(Gems(space=Ball(epsilon=0.95, radius="certified"), on_empty="fail"))
 
 
-@pytest.mark.parametrize("space", ["ball", "ellipsoid"])
+@pytest.mark.parametrize("space", [Ball, Ellipsoid])
 def test_an_empty_intersection_is_relaxed_to_the_largest_epsilon_that_works(space):
     """Nodes 0 and 2 hold the same two labels; their models are about one unit apart."""
 
@@ -76,22 +76,24 @@ def test_an_empty_intersection_is_relaxed_to_the_largest_epsilon_that_works(spac
         alike = [{"partition-id": 0}, {"partition-id": 2}]
         return strategy.start(InProcessGrid(linear_app(offset=0.1), alike), initial()).details
 
-    strict = {"space": space, "radius": "certified", "verify": True}
-    assert two(Gems(**strict, epsilon=1.0))["empty"]
-    relaxed = two(Gems(**strict, epsilon=1.0, on_empty="relax"))
+    def strict(epsilon=0.4):
+        return {"space": space(epsilon=epsilon, radius="certified"), "verify": True}
+
+    assert two(Gems(**strict(1.0)))["empty"]
+    relaxed = two(Gems(**strict(1.0), on_empty="relax"))
     epsilon = relaxed["epsilon"]
     assert relaxed["status"] == "feasible"
     assert 0 < epsilon < 1.0
-    automatic = two(Gems(**strict, epsilon="auto"))
+    automatic = two(Gems(**strict(), epsilon="auto"))
     assert automatic["epsilon"] == epsilon
     assert {r["epsilon"] for r in automatic["radii"].values()} == {epsilon}
-    assert two(Gems(**strict, epsilon=epsilon + 0.02))["empty"]
+    assert two(Gems(**strict(epsilon + 0.02)))["empty"]
     # The radii are certified, so every node is served as promised on its own data.
     assert min(relaxed["node_scores"].values()) >= epsilon
 
 
 def test_balls_that_meet_at_no_epsilon_are_said_to_be_empty():
-    assert run(Gems(space="ball", epsilon="auto", radius="certified")).details["empty"]
+    assert run(Gems(space=Ball(radius="certified"), epsilon="auto")).details["empty"]
 
 
 def test_retraining_adds_balls_until_the_spaces_meet_or_the_rounds_are_over(tmp_path):
@@ -102,9 +104,7 @@ def test_retraining_adds_balls_until_the_spaces_meet_or_the_rounds_are_over(tmp_
         return to_numpy(initial(seed=server_round))
 
     strategy = Gems(
-        space="ball",
-        epsilon=0.95,
-        radius="certified",
+        space=Ball(epsilon=0.95, radius="certified"),
         on_empty="retrain",
         retrains=2,
         initialise=initialise,
@@ -120,7 +120,7 @@ def test_retraining_adds_balls_until_the_spaces_meet_or_the_rounds_are_over(tmp_
 
 def test_retraining_stops_as_soon_as_the_spaces_meet():
     strategy = Gems(
-        space="ball", epsilon=0.3, on_empty="retrain", initialise=lambda n: {}, directions=20
+        space=Ball(epsilon=0.3, directions=20), on_empty="retrain", initialise=lambda n: {}
     )
     result = run(strategy)
     assert result.history[-1].round == 1
@@ -134,7 +134,7 @@ def test_each_node_can_have_an_epsilon_of_its_own():
         def get_nodes(self):
             return []
 
-    strategy = {"space": "ball", "epsilon": {0: 0.3, "1": 0.6}, "directions": 20}
+    strategy = {"space": Ball(directions=20), "epsilon": {0: 0.3, "1": 0.6}}
     result = run(Gems(**strategy))
     assert {n: r["epsilon"] for n, r in result.details["radii"].items()} == {"0": 0.3, "1": 0.6}
     app = linear_app()
@@ -145,20 +145,20 @@ def test_each_node_can_have_an_epsilon_of_its_own():
     assert asked.details["radii"] == result.details["radii"]
 
 
-@pytest.mark.parametrize("space", ["ball", "cone"])
+@pytest.mark.parametrize("space", [Ball(directions=20), Cone()])
 def test_fine_tuning_on_public_data_helps_or_does_no_harm(space):
     x, y = blobs(range(CLASSES), 10, seed=5)
     order = np.random.default_rng(0).permutation(len(y))
     public = (x.numpy()[order], y.numpy()[order])
-    plain = run(Gems(space=space, directions=20))
-    tuned = run(Gems(space=space, directions=20, tune=40, public=public))
+    plain = run(Gems(space=space))
+    tuned = run(Gems(space=space, tune=40, public=public))
     assert tuned.details["tuned_on"] == 40
     assert not tuned.details["is_average"]
     assert accuracy(tuned.arrays) >= accuracy(plain.arrays) - 0.01
 
 
 def test_low_rank_and_clusters_reach_the_node(tmp_path):
-    strategy = Gems(rank=2, clusters=2, min_count=10, checkpoint_dir=tmp_path)
+    strategy = Gems(space=Cone(rank=2, clusters=2, min_count=10), checkpoint_dir=tmp_path)
     result = run(strategy, linear_app(limits=ANY_RANK))
     assert accuracy(result.arrays) > 0.9
     cone = load_space(tmp_path / "spaces" / "0.space.safetensors")
@@ -168,7 +168,7 @@ def test_low_rank_and_clusters_reach_the_node(tmp_path):
 
 def test_sums_give_the_same_layer_as_full_moments_without_looking_at_a_node():
     app = linear_app(limits=ANY_RANK)
-    apart, summed = run(Gems(rank="full"), app), run(Gems(sums=True), app)
+    apart, summed = run(Gems(space=Cone(rank="full")), app), run(Gems(space=Cone(sums=True)), app)
     assert summed.arrays["weight"].numpy() == pytest.approx(
         apart.arrays["weight"].numpy(), rel=1e-2, abs=1e-3
     )
@@ -185,7 +185,7 @@ def test_the_sums_of_a_single_node_are_never_written(options, kept, tmp_path):
 
     app = linear_app(spoil=unusable, limits=ANY_RANK)
     with pytest.raises(RoundFailedError):
-        run(Gems(**options, min_nodes=3, checkpoint_dir=tmp_path), app, nodes=3)
+        run(Gems(space=Cone(**options), min_nodes=3, checkpoint_dir=tmp_path), app, nodes=3)
     assert len(list(tmp_path.glob("inbox/*"))) == kept
     assert not list(tmp_path.glob("spaces/*"))
 
@@ -196,23 +196,24 @@ def test_classes_with_too_few_samples_are_withheld_and_named():
         keep = (y != 0) | (torch.arange(len(y)) < 5)
         return x[keep], y[keep]
 
-    result = run(Gems(min_count=20), linear_app(few))
+    result = run(Gems(space=Cone(min_count=20)), linear_app(few))
     assert result.details["withheld"] == {"0": [0]}
 
 
 def test_a_private_space_says_so_and_its_noise_is_secret(tmp_path):
     strategy = {"dp_epsilon": 5.0, "dp_clip": 10.0, "min_count": 2}
-    one = run(Gems(**strategy, checkpoint_dir=tmp_path))
-    two = run(Gems(**strategy))
+    one = run(Gems(space=Cone(**strategy), checkpoint_dir=tmp_path))
+    two = run(Gems(space=Cone(**strategy)))
     assert not record_equal(one.arrays, two.arrays)
     assert load_space(tmp_path / "spaces" / "0.space.safetensors").privacy == (5.0, 1e-5)
-    app, seeded = linear_app(limits=UNLIMITED), Gems(**strategy, dp_seeded=True)
+    app = linear_app(limits=UNLIMITED)
+    seeded = Gems(space=Cone(dp_seeded=True, **strategy))
     assert record_equal(run(seeded, app).arrays, run(seeded, app).arrays)
 
 
 def test_the_result_is_the_same_every_time_and_depends_on_the_seed():
     def weights(seed):
-        strategy = Gems(space="ball", directions=20, epsilon=0.7, seed=seed)
+        strategy = Gems(space=Ball(epsilon=0.7, directions=20), seed=seed)
         return run(strategy).details["radii"]["0"]["value"]
 
     assert weights(1) == weights(1)
@@ -274,13 +275,13 @@ def test_the_output_layer_of_a_torch_module_is_found_or_named(layer):
     assert net_accuracy(result.arrays) > 0.9
     sent = ArrayRecord(frozen_net().state_dict())
     assert np.array_equal(result.arrays["1.weight"].numpy(), sent["1.weight"].numpy())
-    ball = run_net(Gems(space="ball", epsilon=0.3, directions=20), net_app(layer=layer))
+    ball = run_net(Gems(space=Ball(epsilon=0.3, directions=20)), net_app(layer=layer))
     assert ball.details["is_average"]
 
 
 def test_lower_layers_that_training_changed_are_refused_with_what_to_do():
     with pytest.raises(RoundFailedError, match=r"training changed \['1.weight', '1.bias'\]"):
-        run_net(Gems(space="ball", epsilon=0.3), net_app(freeze=False))
+        run_net(Gems(space=Ball(epsilon=0.3)), net_app(freeze=False))
     # A cone is about the layers that the server sent, whatever training does.
     assert net_accuracy(run_net(Gems(), net_app(freeze=False)).arrays) > 0.9
 
@@ -323,6 +324,54 @@ def test_data_may_come_in_any_of_the_usual_forms(form):
     assert accuracy(result.arrays) > 0.95
 
 
+@pytest.mark.parametrize("space", ["cone", Ball(directions=5)])
+def test_a_model_may_be_a_bare_linear_layer(space):
+    """The module that is the output layer has no name of its own."""
+    bare = run(Gems(space=space), linear_app(model=lambda: nn.Linear(FEATURES, CLASSES)))
+    without = run(Gems(space=space), linear_app())
+    assert record_equal(bare.arrays, without.arrays)
+
+
+def test_a_space_reads_no_data_but_its_own():
+    """A cone is made from training data, a ball from validation data; a score from the latter."""
+    read = []
+
+    def source(name, seed):
+        def data(context):
+            read.append(name)
+            return node_data(context, seed)
+
+        return data
+
+    app = linear_app(source("validation", 1), train=source("train", 0))
+    run(Gems(), app)
+    assert set(read) == {"train"}
+    read.clear()
+    run(Gems(space=Ball(directions=5)), app)
+    assert set(read) == {"validation"}
+    read.clear()
+    run(Gems(verify=True), app)
+    assert read == ["train", "train", "validation", "validation"]
+
+
+def test_batches_that_can_be_had_only_once_are_all_counted(tmp_path):
+    """The first batch shows the mod which layer is the last; it is data all the same."""
+
+    def once(context):
+        x, y = node_data(context, 1)
+        return ((x[i : i + 40], y[i : i + 40]) for i in range(0, len(y), 40))
+
+    def counts(source, name):
+        app = linear_app(source, model=lambda: nn.Sequential(nn.Linear(FEATURES, CLASSES)))
+        start = ArrayRecord({"0.weight": Array(np.zeros((CLASSES, FEATURES), "f4"))})
+        start["0.bias"] = Array(np.zeros(CLASSES, "f4"))
+        Gems(checkpoint_dir=tmp_path / name).start(InProcessGrid(app, 2), start)
+        return load_space(tmp_path / name / "spaces" / "0.space.safetensors").counts.tolist()
+
+    whole = counts(lambda context: node_data(context, 1), "whole")
+    assert counts(once, "once") == whole
+
+
 def test_a_logistic_model_with_one_output_is_a_model_of_two_classes():
     def data(context):
         x, y = blobs([0, 1], seed=context.node_config["partition-id"])
@@ -343,7 +392,7 @@ def test_a_logistic_model_with_one_output_is_a_model_of_two_classes():
     x, y = blobs([0, 1], 200, seed=50)
     scores = x.numpy() @ result.arrays["coef"].numpy()[0] + result.arrays["intercept"].numpy()[0]
     assert ((scores > 0) == y.numpy()).mean() > 0.95
-    ball = Gems(space="ball", epsilon=0.5, directions=20).start(InProcessGrid(app, 2), start)
+    ball = Gems(space=Ball(epsilon=0.5, directions=20)).start(InProcessGrid(app, 2), start)
     assert ball.details["status"] == "feasible"
 
 
@@ -401,7 +450,7 @@ CONE_FAULTS = {
 def test_a_bad_cone_is_rejected_by_node_and_reason_and_the_others_are_aggregated(fault):
     spoil, words = CONE_FAULTS[fault]
     app = linear_app(spoil=spoil, limits=ANY_RANK)
-    result = run(Gems(min_nodes=1, rank="full"), app, nodes=3)
+    result = run(Gems(space=Cone(rank="full"), min_nodes=1), app, nodes=3)
     (failure,) = result.history[1].failures
     assert failure.node == "1"
     assert words in failure.reason
@@ -426,7 +475,7 @@ BALL_FAULTS = {
 @pytest.mark.parametrize("fault", BALL_FAULTS)
 def test_a_bad_ball_is_rejected_by_node_and_reason(fault):
     spoil, words = BALL_FAULTS[fault]
-    strategy = Gems(space="ball", epsilon="auto", radius="worst", min_nodes=1)
+    strategy = Gems(space=Ball(radius="worst"), epsilon="auto", min_nodes=1)
     result = run(strategy, linear_app(spoil=spoil), nodes=3)
     (failure,) = result.history[1].failures
     assert failure.node == "1"
@@ -451,7 +500,7 @@ def test_bad_sums_are_rejected(fault):
         content["class-sums"] = to_record(arrays)
 
     app = linear_app(spoil=spoil, limits=ANY_RANK)
-    result = run(Gems(sums=True, min_nodes=1), app, nodes=3)
+    result = run(Gems(space=Cone(sums=True), min_nodes=1), app, nodes=3)
     (failure,) = result.history[1].failures
     assert words in failure.reason
 
@@ -469,7 +518,7 @@ def test_a_score_that_is_none_is_left_out(score):
 def test_a_node_whose_own_model_is_not_good_enough_says_so():
     hopeless = linear_app(lambda c: (node_data(c)[0], torch.zeros(120, dtype=torch.long) + 3))
     with pytest.raises(RoundFailedError, match=r"the centre must reach accuracy at least 0\.9"):
-        run(Gems(space="ball", epsilon=0.9), hopeless)
+        run(Gems(space=Ball(epsilon=0.9)), hopeless)
 
 
 # --- files and resuming ---------------------------------------------------------------------
@@ -522,7 +571,7 @@ def test_a_verification_that_was_interrupted_does_not_ask_for_spaces_again(tmp_p
 
 
 def test_a_request_survives_the_wire_and_an_unknown_wish_is_refused():
-    request = SpaceRequest(kind="ball", epsilon=0.7, radius="worst", curve=True)
+    request = Ball(epsilon=0.7, radius="worst", curve=True)
     assert SpaceRequest.from_json(request.to_json()) == request
     with pytest.raises(ValueError, match="does not know"):
         SpaceRequest.from_json('{"shape": "star"}')
@@ -534,33 +583,67 @@ def test_a_request_survives_the_wire_and_an_unknown_wish_is_refused():
         {"space": "cube"},
         {"epsilon": "best"},
         {"epsilon": "auto"},
-        {"epsilon": 0.2},
-        {"space": "ball", "epsilon": 1.5},
         {"space": "ball", "epsilon": {"0": -1.0}},
         {"space": "ball", "on_empty": "retrain"},
         {"on_empty": "shrug"},
         {"select": "best"},
-        {"radius": "guessed"},
-        {"measure": "beauty"},
         {"tune": 5},
         {"tune": -1},
         {"retrains": -1},
-        {"rank": 0},
-        {"clusters": 0},
-        {"min_count": 1},
-        {"directions": 0},
-        {"floor": 0.0},
         {"ridge": -1.0},
         {"class_weight": "heavy"},
-        {"sums": True, "rank": 3},
-        {"dp_epsilon": -1.0},
-        {"space": "ball", "epsilon": "auto", "radius": "bisection"},
+        {"space": Ball(radius="bisection"), "epsilon": "auto"},
     ],
     ids=str,
 )
 def test_impossible_settings_are_refused(options):
     with pytest.raises(ValueError, match=r"must|needs|expected"):
         Gems(**options)
+
+
+@pytest.mark.parametrize(
+    ("space", "options"),
+    [
+        (Cone, {"epsilon": 0.2}),
+        (Ball, {"epsilon": 1.5}),
+        (Ball, {"radius": "guessed"}),
+        (Ball, {"measure": "beauty"}),
+        (Ball, {"directions": 0}),
+        (Ellipsoid, {"floor": 0.0}),
+        (Cone, {"rank": 0}),
+        (Cone, {"clusters": 0}),
+        (Cone, {"min_count": 1}),
+        (Cone, {"sums": True, "rank": 3}),
+        (Cone, {"dp_epsilon": -1.0}),
+    ],
+    ids=str,
+)
+def test_a_space_says_what_is_allowed(space, options):
+    with pytest.raises(ValueError, match=r"must|expected"):
+        space(**options)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Ball(rank=20), "a Ball has no rank, it has .*; it is an option of Cone$"),
+        (lambda: Cone(floor=0.1), "a Cone has no floor, .*; it is an option of Ellipsoid$"),
+        (lambda: Cone(radius="worst"), "; it is an option of Ball and Ellipsoid$"),
+        (lambda: Ball(colour="red"), "a Ball has no colour, it has .*directions, curve$"),
+        (lambda: Gems(rank=20), r"Gems has no rank; write space=Cone\(rank=…\)$"),
+        (lambda: Gems(radius="worst"), r"Gems has no radius; write space=Ball\(radius=…\)$"),
+    ],
+)
+def test_an_option_of_another_space_is_refused_with_where_it_belongs(make, words):
+    with pytest.raises(OptionError, match=words):
+        make()
+
+
+@pytest.mark.parametrize("space", ["ball", Ellipsoid(floor=0.3)])
+def test_an_epsilon_of_all_nodes_belongs_to_the_space(space):
+    name = "Ball" if space == "ball" else "Ellipsoid"
+    with pytest.raises(ValueError, match=rf"is the space's: space={name}\(epsilon=0.6\)$"):
+        Gems(space=space, epsilon=0.6)
 
 
 def test_the_model_file_and_the_strategys_layer_agree(tmp_path):

@@ -14,6 +14,7 @@ from gems_flwr.errors import RoundFailedError
 from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from gems_flwr.strategies.gems import Gems
 from gems_flwr.wire.records import to_numpy, to_record
+from gems_flwr.wire.space_requests import Ball, Cone, Ellipsoid
 
 
 def all_classes(context, seed=1):
@@ -120,7 +121,7 @@ def test_flipped_labels_with_a_million_samples_own_the_cone_unless_it_is_robust(
 def test_a_cap_on_samples_alone_already_gives_the_liar_no_more_than_its_share():
     """Capped at the true number, one of five liars about all labels cannot win any class."""
     assert accuracy(start(Gems(max_examples=240), {1: both(FLIPPED, many)})) > 0.9
-    summed = Gems(sums=True, max_examples=240)
+    summed = Gems(space=Cone(sums=True), max_examples=240)
 
     def boast(content):
         arrays = to_numpy(content["class-sums"])
@@ -128,7 +129,7 @@ def test_a_cap_on_samples_alone_already_gives_the_liar_no_more_than_its_share():
         content["class-sums"] = to_record(flipped)
 
     assert accuracy(start(summed, {1: boast})) > 0.9
-    assert accuracy(start(Gems(sums=True), {1: boast})) < 0.3
+    assert accuracy(start(Gems(space=Cone(sums=True)), {1: boast})) < 0.3
 
 
 def test_honest_cones_give_the_same_layer_with_and_without_screening():
@@ -145,9 +146,9 @@ def test_who_counts_for_less_is_told(caplog):
     assert 'event=suspect node=1 reason="its' in caplog.text
 
 
-@pytest.mark.parametrize("space", ["ball", "ellipsoid"])
+@pytest.mark.parametrize("space", [Ball, Ellipsoid])
 def test_a_far_away_space_is_left_out_by_subset_and_by_robust(space):
-    options = {"space": space, "epsilon": 0.9, "directions": 20}
+    options = {"space": space(epsilon=0.9, directions=20)}
     owned = start(Gems(**options), {1: far_away})
     assert np.abs(owned.arrays["weight"].numpy()).max() > 20
     for defence in ({"on_empty": "subset"}, {"robust": True}):
@@ -195,7 +196,7 @@ def test_an_audit_among_honest_nodes_convicts_nobody():
 def test_too_few_plausible_spaces_fail_the_round():
     lies = {0: far_away, 1: far_away}
     with pytest.raises(RoundFailedError, match="3 nodes sent plausible spaces, min_nodes is 4"):
-        start(Gems(space="ball", epsilon=0.9, robust=True, min_nodes=4, directions=20), lies)
+        start(Gems(space=Ball(epsilon=0.9, directions=20), robust=True, min_nodes=4), lies)
 
 
 def test_moments_of_another_form_than_asked_for_are_refused():
@@ -215,7 +216,7 @@ def test_sums_that_no_samples_can_have_are_refused():
         arrays = to_numpy(content["class-sums"])
         content["class-sums"] = to_record(arrays | {"outers": arrays["outers"] * 0})
 
-    (failure,) = start(Gems(sums=True), {1: impossible}).history[1].failures
+    (failure,) = start(Gems(space=Cone(sums=True)), {1: impossible}).history[1].failures
     assert "a negative variance" in failure.reason
 
 
@@ -225,7 +226,7 @@ def test_sums_that_no_samples_can_have_are_refused():
         ({"on_empty": "subset"}, "for cones there is robust=True"),
         ({"space": "ball", "epsilon": "auto", "robust": True}, "neither"),
         ({"space": "ball", "on_empty": "relax", "robust": True}, "which on_empty='relax' chooses"),
-        ({"sums": True, "audit": True}, "sums=True shows nothing"),
+        ({"space": Cone(sums=True), "audit": True}, "sums=True shows nothing"),
         ({"space": "ball", "audit": True}, "audit needs cones"),
     ],
 )
@@ -250,5 +251,5 @@ def test_two_nodes_cannot_be_held_against_each_other_and_the_result_says_so():
 
 
 def test_balls_say_that_models_do_not_tell_of_classes():
-    details = start(Gems(space="ball", epsilon=0.9, directions=20, robust=True), {}).details
+    details = start(Gems(space=Ball(epsilon=0.9, directions=20), robust=True), {}).details
     assert "which classes are behind them" in details["unchecked"]

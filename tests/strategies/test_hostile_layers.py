@@ -5,12 +5,14 @@ import json
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
-from test_layerwise_gems import accuracy, initial, ready_app
+from helpers_layerwise import accuracy, initial, ready_app
 
 from gems_flwr.errors import RoundFailedError
 from gems_flwr.runtime.inprocess_grid import InProcessGrid
+from gems_flwr.strategies.gems import Gems
 from gems_flwr.strategies.layerwise_gems import LayerwiseGems
 from gems_flwr.wire.records import to_numpy, to_record
+from gems_flwr.wire.requests import Neurons
 
 HIDDEN = (8,)
 
@@ -58,7 +60,7 @@ def boastful(array):
 
 
 def start(lies=None, nodes=5, **options):
-    options = {"directions": 50, "merge": "concat", **options}
+    options = {"neurons": Neurons(directions=50), "merge": "concat", **options}
     grid = InProcessGrid(Lying(lies or {}), nodes)
     return LayerwiseGems(**options).start(grid, initial(HIDDEN))
 
@@ -100,7 +102,7 @@ def test_the_output_layer_is_robust_as_well_unless_told_otherwise():
     assert "its inputs have scale" in result.details["left_out"]["1"]
     # Of the other four nodes three have the labels 0 and 1, and node 3 alone has 2 and 3.
     assert result.details["unchecked_classes"] == [2, 3]
-    trusting = start(lies, robust=True, output={"robust": False})
+    trusting = start(lies, robust=True, head=Gems(robust=False))
     assert trusting.details["left_out"] == {}
     assert "unchecked_classes" not in trusting.details
 

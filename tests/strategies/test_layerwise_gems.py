@@ -2,76 +2,29 @@
 
 import json
 import re
-from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from helpers_blobs import CLASSES, FEATURES, TEST, blobs
+from helpers_blobs import CLASSES, blobs
+from helpers_layerwise import Blobs, accuracy, initial, labels_of, network, ready_app, train
 from torch import nn
 
 from conftest import record_equal
 from gems_flwr.client.good_enough_mod import good_enough_mod
-from gems_flwr.client.task import Report, Task
 from gems_flwr.client.task_app import task_client_app
 from gems_flwr.errors import RoundFailedError
 from gems_flwr.networks.layers import neuron_rows, weight_layers
 from gems_flwr.networks.surgery import freeze_layers, resize_model
 from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from gems_flwr.runtime.metered_grid import MeteredGrid
+from gems_flwr.strategies.gems import Gems
 from gems_flwr.strategies.layerwise_gems import LayerwiseGems
 from gems_flwr.wire.records import to_numpy
-
-
-def network(hidden=(8, 5), seed=0):
-    torch.manual_seed(seed)
-    widths = [FEATURES, *hidden]
-    layers = []
-    for below, above in pairwise(widths):
-        layers += [nn.Linear(below, above), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(widths[-1], CLASSES))
-
-
-def labels_of(node):
-    return [2 * node % CLASSES, (2 * node + 1) % CLASSES]
-
-
-def train(model, x, y, steps=60):
-    weights = [w for w in model.parameters() if w.requires_grad]
-    optimizer = torch.optim.Adam(weights, lr=0.02)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-
-
-class Blobs(Task):
-    """Two labels of four on each node."""
-
-    def __init__(self, node, hidden):
-        self.node, self.hidden = node, hidden
-
-    def build_model(self):
-        return network(self.hidden)
-
-    def train(self, model, *, seed, config):
-        train(model, *self.training_data())
-        return Report(120)
-
-    def evaluate(self, model, *, config):
-        return Report(120)
-
-    def validation_data(self):
-        return blobs(labels_of(self.node), seed=10 * self.node + 1)
-
-    def training_data(self):
-        return blobs(labels_of(self.node), seed=10 * self.node)
-
-
-def ready_app(hidden=(8, 5)):
-    return task_client_app(lambda c: Blobs(c.node_config["partition-id"], hidden))
+from gems_flwr.wire.requests import Neurons
+from gems_flwr.wire.space_requests import Ball, Ellipsoid
 
 
 class Spoiled:
@@ -89,16 +42,6 @@ class Spoiled:
         return reply
 
 
-def initial(hidden=(8, 5)):
-    return ArrayRecord(network(hidden).state_dict())
-
-
-def accuracy(arrays, hidden=(8, 5)):
-    model = resize_model(network(hidden), to_numpy(arrays))
-    with torch.no_grad():
-        return float((model(TEST[0]).argmax(1) == TEST[1]).float().mean())
-
-
 def loss(arrays, data):
     model = resize_model(network(), to_numpy(arrays))
     with torch.no_grad():
@@ -106,7 +49,7 @@ def loss(arrays, data):
 
 
 def run(app=None, nodes=2, hidden=(8, 5), grid=None, **options):
-    options = {"directions": 50, "merge": "concat", **options}
+    options = {"merge": "concat", "neurons": Neurons(directions=50), **options}
     grid = grid or InProcessGrid(app or ready_app(hidden), nodes)
     return LayerwiseGems(**options).start(grid, initial(hidden))
 
@@ -130,7 +73,7 @@ def test_a_deep_network_knows_all_classes_after_as_many_rounds_as_layers(merge):
 
 
 def test_every_neuron_is_accounted_for_and_has_one_of_the_result_in_its_ball():
-    result = run(merge="kmeans", clusters=6, epsilon_hidden=0.05)
+    result = run(merge="kmeans", clusters=6, neurons=Neurons(epsilon=0.05, directions=50))
     for layer, width, sent in zip(
         result.details["layers"], result.details["hidden"], (8, 5), strict=True
     ):
@@ -171,10 +114,10 @@ def test_identical_nodes_give_back_one_nodes_network():
         np.testing.assert_array_equal(one.arrays[key].numpy(), three.arrays[key].numpy())
 
 
-@pytest.mark.parametrize("head", ["ball", "ellipsoid"])
+@pytest.mark.parametrize("head", [Ball, Ellipsoid])
 def test_the_papers_heads_work_on_the_merged_layers(head):
-    result = run(head=head, output={"epsilon": 0.3, "directions": 50})
-    assert result.details["space"] == head
+    result = run(head=head(epsilon=0.3, directions=50))
+    assert result.details["space"] == head.kind
     assert {r["method"] for r in result.details["radii"].values()} == {"sampled"}
     assert accuracy(result.arrays) > 0.25
 
@@ -188,7 +131,7 @@ def test_the_size_budget_holds_in_every_layer_and_says_whom_it_cost():
 
 def test_outgoing_weights_travel_along_and_start_the_layer_above():
     grid = MeteredGrid(InProcessGrid(ready_app((8,)), 2))
-    result = run(grid=grid, hidden=(8,), outgoing=True)
+    result = run(grid=grid, hidden=(8,), neurons=Neurons(directions=50, outgoing=True))
     assert result.details["hidden"] == [16]
     assert accuracy(result.arrays, (8,)) > 0.9
     plain = MeteredGrid(InProcessGrid(ready_app((8,)), 2))
@@ -210,8 +153,7 @@ def test_tuning_on_public_data_helps_the_papers_head(layers):
     public = blobs(range(CLASSES), 25, seed=5)
     order = torch.randperm(len(public[1]), generator=torch.Generator().manual_seed(0))
     options = {
-        "head": "ball",
-        "output": {"epsilon": 0.3, "directions": 20},
+        "head": Ball(epsilon=0.3, directions=20),
         "tune_layers": layers,
         "public_data": (public[0][order].numpy(), public[1][order].numpy()),
         "build_model": network,
@@ -357,7 +299,8 @@ def test_a_resumed_run_equals_an_unbroken_one(tmp_path):
                 raise KeyboardInterrupt
             return super().play_round(server_round, *rest)
 
-    options = {"directions": 50, "merge": "kmeans", "clusters": 6, "checkpoint_dir": tmp_path}
+    options = {"neurons": Neurons(directions=50), "merge": "kmeans", "clusters": 6}
+    options["checkpoint_dir"] = tmp_path
     Dies.__name__ = "LayerwiseGems"
     with pytest.raises(KeyboardInterrupt):
         Dies(**options).start(InProcessGrid(ready_app(), 2), initial())
@@ -367,6 +310,8 @@ def test_a_resumed_run_equals_an_unbroken_one(tmp_path):
     assert len(resumed.details["layers"]) == 2
 
 
+RETRAINS = Gems(space="ball", on_empty="retrain", initialise=lambda server_round: {})
+
 # --- options --------------------------------------------------------------------------------
 
 
@@ -374,16 +319,17 @@ def test_a_resumed_run_equals_an_unbroken_one(tmp_path):
     ("options", "reason"),
     [
         ({"merge": "magic"}, "merge must be one of"),
-        ({"head": "cube"}, "head must be one of"),
+        ({"head": "cube"}, "space must be one of"),
         ({"clusters": 0}, "clusters must be at least 1"),
-        ({"epsilon_hidden": 0.0}, "epsilon"),
+        ({"neurons": 0.02}, r"neurons must be Neurons\(…\), got 0.02"),
         ({"max_hidden": 0}, "max_hidden must be at least 1"),
         ({"tune": 10}, "needs as many public samples, there are 0"),
         ({"tune_layers": "some"}, "tune_layers must be"),
-        ({"output": {"rank": 0}}, "rank must be"),
-        ({"output": {"colour": 1}}, r"output has \['colour'\], it may have"),
-        ({"output": {"space": "ball"}}, r"output has \['space'\]"),
-        ({"output": {"on_empty": "retrain"}}, "retrain"),
+        ({"head": 3}, "space must be a Cone, Ball or Ellipsoid, or its name, got 3"),
+        ({"head": RETRAINS}, "head.on_empty must not be retrain"),
+        ({"output": {"rank": 20}}, r"write head=Cone\(…\), or head=Gems\(space=Cone"),
+        ({"epsilon_hidden": 0.1}, r"write neurons=Neurons\(epsilon=…\)"),
+        ({"radius": "worst"}, r"write neurons=Neurons\(radius=…\)"),
     ],
 )
 def test_options_out_of_range_are_refused(options, reason):
@@ -392,5 +338,5 @@ def test_options_out_of_range_are_refused(options, reason):
 
 
 def test_one_value_for_each_hidden_layer_is_needed():
-    with pytest.raises(ValueError, match="epsilon_hidden has 3 values for 2 hidden layers"):
-        run(epsilon_hidden=[0.1, 0.1, 0.1])
+    with pytest.raises(ValueError, match=r"neurons\.epsilon has 3 values for 2 hidden layers"):
+        run(neurons=Neurons(epsilon=[0.1, 0.1, 0.1]))

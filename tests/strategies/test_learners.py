@@ -8,7 +8,7 @@ from flwr.app import Message
 from flwr.clientapp import ClientApp
 from helpers_learners import fail, initial, start_model, walk, walking_app
 
-from gems_flwr.averaging.divergence import squared_distance
+from gems_flwr.averaging.distances import squared_distance
 from gems_flwr.client.dynamic_averaging_mod import dynamic_averaging_mod
 from gems_flwr.errors import RoundFailedError
 from gems_flwr.runtime.inprocess_grid import InProcessGrid
@@ -19,7 +19,7 @@ from gems_flwr.strategies.dynamic_averaging import DynamicAveraging
 from gems_flwr.strategies.nosync import NoSync
 from gems_flwr.strategies.periodic_averaging import PeriodicAveraging
 from gems_flwr.strategies.serial import Serial
-from gems_flwr.wire.averaging_replies import ask_for_averaging
+from gems_flwr.wire.asking import ask_for_averaging
 from gems_flwr.wire.model_replies import pack_instruction, pack_name, unpack_name
 from gems_flwr.wire.records import to_numpy
 from gems_flwr.wire.requests import AveragingRequest

@@ -20,6 +20,7 @@ from gems_flwr.strategies.local_models import LocalModels
 from gems_flwr.strategies.one_shot_average import OneShotAverage
 from gems_flwr.strategies.public_only import PublicOnly
 from gems_flwr.wire.records import to_numpy
+from gems_flwr.wire.space_requests import Ball
 
 
 def network(hidden=8, bias=True):
@@ -120,7 +121,7 @@ def test_where_balls_meet_in_the_average_the_tuned_ones_are_the_same():
 
     options = tuning(linear)
     sample = options["public_data"]
-    ball = {"space": "ball", "epsilon": 0.3, "directions": 20}
+    ball = {"space": Ball(epsilon=0.3, directions=20)}
     assert start(Gems(**ball), linear).details["is_average"]
     gems = start(Gems(**ball, tune=80, tune_rate=0.01, public=sample), linear)
     average = start(OneShotAverage(weighted=False, **options), linear)

@@ -17,6 +17,7 @@ from helpers_multi_model import (
 )
 
 from gems_flwr.client_sampling import data_shares, draw_assignment, optimal_probabilities
+from gems_flwr.errors import OptionError
 from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from gems_flwr.runtime.seeding import generator
 from gems_flwr.server.members import split_models
@@ -214,7 +215,7 @@ def test_nodes_must_remember_for_two_rules():
 
 
 def test_corrected_gradients_and_a_question_do_not_go_together():
-    with pytest.raises(TypeError, match="Both corrects gradients, so it cannot have a question"):
+    with pytest.raises(OptionError, match="Both corrects gradients, so it cannot have a question"):
         type("Both", (Scaffold,), {"question": NORMS})
 
 

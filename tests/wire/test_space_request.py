@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from gems_flwr.client.space_building import build_space
 from gems_flwr.samples import Samples
-from gems_flwr.wire.requests import SpaceRequest
+from gems_flwr.wire.space_requests import Cone, NodeLayer
 
 RNG = np.random.default_rng(0)
 # 50 samples of class 0, 4 of class 1, none of class 2.
@@ -15,15 +14,8 @@ LABELS = torch.from_numpy(np.repeat([0, 1], [50, 4]))
 
 
 def build(**options):
-    data = Samples(INPUTS, LABELS)
-    return build_space(
-        SpaceRequest(**options),
-        weight=torch.zeros(3, 3),
-        bias=torch.zeros(3),
-        validation=data,
-        train=data,
-        seed=0,
-    )
+    samples = Samples(INPUTS, LABELS)
+    return Cone(**options).build(NodeLayer(torch.zeros(3, 3), torch.zeros(3), samples, seed=0))
 
 
 def test_sums_have_one_shape_and_say_nothing_of_a_handful():

@@ -5,6 +5,7 @@ import pytest
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from gems_flwr.errors import BadReplyError
+from gems_flwr.wire.asking import ask_for_models, requested_models
 from gems_flwr.wire.model_replies import pack_instruction, pack_name
 from gems_flwr.wire.multi_model_replies import (
     Holdings,
@@ -14,8 +15,6 @@ from gems_flwr.wire.multi_model_replies import (
     unpack_models_reply,
 )
 from gems_flwr.wire.multi_model_requests import (
-    ask_for_models,
-    requested_models,
     sent_weights,
     single_instruction,
 )

@@ -2,7 +2,7 @@
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from gems_flwr.client.dynamic_averaging_mod import dynamic_averaging_mod
+from gems_flwr import dynamic_averaging_mod
 
 from quickstart.task import Net, accuracy, train, training_data, validation_data
 

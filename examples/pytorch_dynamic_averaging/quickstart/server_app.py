@@ -3,7 +3,7 @@
 import torch
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
-from gems_flwr.strategies.dynamic_averaging import DynamicAveraging
+from gems_flwr import DynamicAveraging
 
 from quickstart.task import Net, accuracy, test_data
 

@@ -2,7 +2,7 @@
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from gems_flwr.client.good_enough_mod import good_enough_mod
+from gems_flwr import good_enough_mod
 
 from quickstart.task import Net, accuracy, train, training_data, validation_data
 

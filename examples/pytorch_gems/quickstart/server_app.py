@@ -3,7 +3,7 @@
 import torch
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
-from gems_flwr.strategies.gems import Gems
+from gems_flwr import Gems
 
 from quickstart.task import Net, accuracy, test_data
 

@@ -3,7 +3,7 @@
 import numpy as np
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
-from gems_flwr.strategies.gems import Gems
+from gems_flwr import Gems
 
 from quickstart.task import from_arrays, new_model, test_data, to_arrays
 

@@ -44,6 +44,7 @@ import numpy as np
 from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
+from gems_flwr.errors import OptionError
 from gems_flwr.server.loop import RoundLoop
 from gems_flwr.server.state import RoundOutcome, ServerState
 from gems_flwr.strategies.multi_model.multi_model_round import MultiModelRound
@@ -88,8 +89,7 @@ class MultiModel(RoundLoop):
     >>> import numpy as np
     >>> from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
     >>> from flwr.clientapp import ClientApp
-    >>> from gems_flwr import MultiModel, join_models, multi_model_mod, split_models
-    >>> from gems_flwr.runtime.inprocess_grid import InProcessGrid
+    >>> from gems_flwr import InProcessGrid, MultiModel, join_models, multi_model_mod, split_models
     >>> mod = multi_model_mod(holdings=lambda context: {"faces": 60, "words": 5})
     >>> app = ClientApp(mods=[mod])
     >>> @app.train()
@@ -117,13 +117,13 @@ class MultiModel(RoundLoop):
         self.run_name = ""
         self.rule = sampling_rule(self.sampling)
         if not (np.isfinite(self.budget) and self.budget > 0):
-            raise ValueError(f"budget must be a number above 0, got {self.budget}")
+            raise OptionError(f"budget must be a number above 0, got {self.budget}")
         if self.fraction_train != 1:
-            raise ValueError(
+            raise OptionError(
                 f"fraction_train must be 1, since budget says who trains, got {self.fraction_train}"
             )
         if self.fraction_evaluate != 0:
-            raise ValueError(
+            raise OptionError(
                 "fraction_evaluate must be 0, since models are evaluated at the server "
                 f"(evaluate_fn), got {self.fraction_evaluate}"
             )

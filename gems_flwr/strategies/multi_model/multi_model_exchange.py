@@ -10,9 +10,10 @@ from gems_flwr.server.log import log_warning, readable
 from gems_flwr.server.loop import RoundLoop
 from gems_flwr.strategies.multi_model.multi_model_state import MultiModelState
 from gems_flwr.typing import Arrays
+from gems_flwr.wire.asking import ask_for_models
 from gems_flwr.wire.keys import TRAIN
 from gems_flwr.wire.multi_model_replies import ModelPart, unpack_holdings, unpack_models_reply
-from gems_flwr.wire.multi_model_requests import ask_for_models, vector_record
+from gems_flwr.wire.multi_model_requests import vector_record
 from gems_flwr.wire.records import to_record
 from gems_flwr.wire.requests import Action, ModelsRequest, ReportKind
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from gems_flwr.averaging.steps import remembered, stepped
 from gems_flwr.client_sampling import Matrix, aggregation_coefficients, optimal_probabilities
+from gems_flwr.errors import OptionError
 from gems_flwr.typing import Arrays
 from gems_flwr.wire.requests import Action, ReportKind
 
@@ -118,7 +119,9 @@ class SamplingRule:
         if "name" not in vars(cls):
             cls.name = cls.__name__
         if cls.corrects_gradients and cls.question is not None:
-            raise TypeError(f"{cls.__name__} corrects gradients, so it cannot have a question too")
+            raise OptionError(
+                f"{cls.__name__} corrects gradients, so it cannot have a question too"
+            )
 
     @property
     def needs_memory_on_nodes(self) -> bool:

@@ -29,6 +29,7 @@ from gems_flwr.client_sampling import (
     aggregation_coefficients,
     loss_importance,
 )
+from gems_flwr.errors import OptionError
 from gems_flwr.strategies.multi_model.sampling_base import (
     LOSSES,
     NORMS,
@@ -40,14 +41,28 @@ from gems_flwr.strategies.multi_model.sampling_base import (
 
 @dataclass(frozen=True)
 class UniformSampling(SamplingRule):
-    """Every pair with the same probability, as far as capacities allow ("random" of Table I)."""
+    """Every pair with the same probability, as far as capacities allow ("random" of Table I).
+
+    Examples
+    --------
+    >>> from gems_flwr import MultiModel, UniformSampling
+    >>> MultiModel(sampling=UniformSampling()).rule == MultiModel(sampling="random").rule
+    True
+    """
 
     name: ClassVar[str] = "random"
 
 
 @dataclass(frozen=True)
 class FullParticipation(SamplingRule):
-    """Every pair in every round, whatever budget and capacities are: the slides' reference."""
+    """Every pair in every round, whatever budget and capacities are: the slides' reference.
+
+    Examples
+    --------
+    >>> from gems_flwr import FullParticipation, MultiModel
+    >>> MultiModel(sampling=FullParticipation()).rule == MultiModel(sampling="full").rule
+    True
+    """
 
     name: ClassVar[str] = "full"
     has_budget: ClassVar[bool] = False
@@ -85,7 +100,7 @@ class LossSampling(SamplingRule):
 
     def __post_init__(self) -> None:
         if not 0 <= self.floor <= 1:
-            raise ValueError(f"floor must be between 0 and 1, got {self.floor}")
+            raise OptionError(f"floor must be between 0 and 1, got {self.floor}")
 
     def importance(self, shares: Matrix, answers: Matrix, available: NDArray[np.bool_]) -> Matrix:
         """Return d × loss."""
@@ -97,6 +112,12 @@ class NormSampling(SamplingRule):
     """By the norm of the weighted update, ‖d U‖ (GVR of the slides, their Eq. 5).
 
     It has the least variance that any p can give to Σ (d/p) U. All pairs train.
+
+    Examples
+    --------
+    >>> from gems_flwr import MultiModel, NormSampling
+    >>> MultiModel(sampling=NormSampling()).rule == MultiModel(sampling="gvr").rule
+    True
     """
 
     name: ClassVar[str] = "gvr"
@@ -118,6 +139,12 @@ class ResidualSampling(NormSampling):
 
     Of GVR* the slides have the name alone; MMFL-StaleVR of Zhang et al. 2025 is of this kind. Taken
     here: β = ⟨U, h⟩ / ‖h‖², which makes ‖U − βh‖ smallest. The node knows U and h and reports β.
+
+    Examples
+    --------
+    >>> from gems_flwr import MultiModel, ResidualSampling
+    >>> MultiModel(sampling=ResidualSampling()).rule == MultiModel(sampling="stale").rule
+    True
     """
 
     name: ClassVar[str] = "stale"
@@ -135,6 +162,12 @@ class FedVarp(SamplingRule):
 
     Jhunjhunwala, Sharma, Nagarkatti and Joshi 2022, "FedVARP: tackling the variance due to partial
     client participation in federated learning" (UAI); d and d/p stand for its 1/N and 1/|S|.
+
+    Examples
+    --------
+    >>> from gems_flwr import FedVarp, MultiModel
+    >>> MultiModel(sampling=FedVarp()).rule == MultiModel(sampling="fedvarp").rule
+    True
     """
 
     name: ClassVar[str] = "fedvarp"
@@ -151,6 +184,12 @@ class Mifa(FedVarp):
 
     Gu, Huang, Zhang and Huang 2021, "Fast federated learning in the presence of arbitrary device
     unavailability" (NeurIPS). A node that was never drawn counts as zero.
+
+    Examples
+    --------
+    >>> from gems_flwr import Mifa, MultiModel
+    >>> MultiModel(sampling=Mifa()).rule == MultiModel(sampling="mifa").rule
+    True
     """
 
     name: ClassVar[str] = "mifa"
@@ -168,6 +207,12 @@ class Scaffold(SamplingRule):
 
     Karimireddy et al. 2020, "SCAFFOLD: stochastic controlled averaging for federated learning"
     (ICML), option II: c_i becomes the mean gradient of local training.
+
+    Examples
+    --------
+    >>> from gems_flwr import MultiModel, Scaffold
+    >>> MultiModel(sampling=Scaffold()).rule == MultiModel(sampling="scaffold").rule
+    True
     """
 
     name: ClassVar[str] = "scaffold"
@@ -195,13 +240,13 @@ def sampling_rule(chosen: str | SamplingRule) -> SamplingRule:
 
     Raises
     ------
-    ValueError
+    OptionError
         If there is no such rule.
     """
     if isinstance(chosen, SamplingRule):
         return chosen
     if not isinstance(chosen, str) or chosen not in RULES:
-        raise ValueError(
+        raise OptionError(
             f"sampling must be one of {list(RULES)}, or a SamplingRule, got {chosen!r}"
         )
     return RULES[chosen]()

@@ -19,17 +19,17 @@ PUBLIC = 400
 DEVIATIONS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 MIXINGS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 # One cluster: all pairs of neurons are tried, as in 2018.
-NEURONS = {"clusters": 1, "epsilon_hidden": 0.01, "outgoing": "true"}
+NEURONS = {"clusters": 1, "neurons.epsilon": 0.01, "neurons.outgoing": "true"}
 # The paper demands a loss that it does not give; half of the labels is what tweets need to exceed.
-BALL: dict[str, object] = {"head": "ball", "output.epsilon": 0.5}
+BALL: dict[str, object] = {"/head": "ball", "head.space.epsilon": 0.5}
 # Of few merged neurons no good output layer can be made: any is good enough.
-ANY_BALL: dict[str, object] = {"head": "ball", "output.epsilon": 0.05}
+ANY_BALL: dict[str, object] = {"/head": "ball", "head.space.epsilon": 0.05}
 
 
 def _shallow(scope: Scope) -> list[Cell]:
     chosen = (f"dataset={scope.dataset('mnist_parity')}",)
     # The strictest demand at which the balls meet, as in the paper, where it is on the loss.
-    ball = {"space": "ball", "epsilon": "auto"}
+    ball = {"/space": "ball", "epsilon": "auto"}
     methods = {
         **REFERENCES,
         "GEMS ball": ("strategy=gems", *options(ball)),
@@ -89,7 +89,7 @@ def _neurons(scope: Scope) -> list[Cell]:
             (
                 f"dataset={scope.dataset('mnist_permuted')}",
                 "strategy=gems_layerwise",
-                *options(NEURONS | more | {"epsilon_hidden": epsilon}),
+                *options(NEURONS | more | {"neurons.epsilon": epsilon}),
             ),
             ("accuracy", "hidden neurons"),
             x=epsilon,

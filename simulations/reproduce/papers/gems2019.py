@@ -274,8 +274,8 @@ def _epsilon_grid(scope: Scope) -> list[Cell]:
             (
                 *chosen,
                 "strategy=gems",
-                "strategy.space=ball",
-                f"strategy.radius={radius}",
+                "strategy/space=ball",
+                f"strategy.space.radius={radius}",
                 f"strategy.epsilon={{0:{first},1:{second}}}",
             ),
             ("accuracy", "empty"),

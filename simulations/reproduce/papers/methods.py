@@ -16,8 +16,8 @@ REFERENCES: Mapping[str, tuple[str, ...]] = {
     "Averaged": ("strategy=one_shot_average", "strategy.weighted=false"),
 }
 # What the findings in papers/measured were measured with, whatever the counts of a class allow.
-FULL_CONE = ("strategy=gems", "strategy.rank=full")
-FULL_HEAD: dict[str, object] = {"output.rank": "full"}
+FULL_CONE = ("strategy=gems", "strategy.space.rank=full")
+FULL_HEAD: dict[str, object] = {"head.space.rank": "full"}
 PEERS = ("RegMean", "Fisher, diagonal", "Fisher, K-FAC", "Neuron matching")
 ENSEMBLES: Mapping[str, tuple[str, ...]] = {
     "Majority vote": ("strategy=ensemble",),
@@ -43,13 +43,13 @@ def peers(*names: str, network: bool = False) -> dict[str, tuple[str, ...]]:
 def convex_gems(scope: Scope, epsilon: float) -> dict[str, tuple[str, ...]]:
     """Return GEMS for a linear model: the paper's spaces, and ours."""
     tuned = {"tune": scope.public(1000), "tune_rate": RELEASED_RATE}
-    ellipsoid = {"space": "ellipsoid", "epsilon": epsilon}
+    ellipsoid = {"/space": "ellipsoid", "space.epsilon": epsilon}
     return {
         "GEMS ellipsoid": ("strategy=gems", *options(ellipsoid)),
         "GEMS ellipsoid, tuned": ("strategy=gems", *options(ellipsoid | tuned)),
-        "GEMS ball": ("strategy=gems", *options({"space": "ball", "epsilon": epsilon})),
+        "GEMS ball": ("strategy=gems", *options({"/space": "ball", "space.epsilon": epsilon})),
         "GEMS cone": FULL_CONE,
-        "GEMS cone, rank 20": ("strategy=gems", "strategy.rank=20"),
+        "GEMS cone, rank 20": ("strategy=gems", "strategy.space.rank=20"),
         "GEMS cone, tuned": (*FULL_CONE, f"strategy.tune={scope.public(1000)}"),
     }
 
@@ -58,8 +58,8 @@ def neural_gems(
     scope: Scope, *, hidden: float, clusters: int, output: float
 ) -> dict[str, tuple[str, ...]]:
     """Return GEMS layer by layer: the paper's output layer, and ours."""
-    merging = {"epsilon_hidden": hidden, "clusters": clusters}
-    ball = merging | {"head": "ball", "output.epsilon": output}
+    merging = {"neurons.epsilon": hidden, "clusters": clusters}
+    ball = merging | {"/head": "ball", "head.space.epsilon": output}
     tuned = {"tune": scope.public(1000), "tune_rate": RELEASED_RATE}
     return {
         "GEMS": ("strategy=gems_layerwise", *options(ball)),

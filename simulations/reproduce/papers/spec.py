@@ -175,5 +175,8 @@ class Reproduction:
 
 
 def options(values: Mapping[str, Any], prefix: str = "strategy") -> tuple[str, ...]:
-    """Return a strategy's options as overrides."""
-    return tuple(f"{prefix}.{key}={value}" for key, value in values.items())
+    """Return a strategy's options as overrides; a key that begins with a slash is a group."""
+    return tuple(
+        f"{prefix}{key}={value}" if key.startswith("/") else f"{prefix}.{key}={value}"
+        for key, value in values.items()
+    )

@@ -37,7 +37,7 @@ from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from gems_flwr.runtime.seeding import generator
 from gems_flwr.spaces.checks import MAX_WEIGHT
 from gems_flwr.spaces.space_files import space_from_arrays
-from gems_flwr.wire.averaging_replies import ask_for_averaging, requested_averaging
+from gems_flwr.wire.asking import ask_for_averaging, requested_averaging
 from gems_flwr.wire.keys import ARRAYS, JSON, METRICS, NEURONS, NUM_EXAMPLES, SPACE, SPACE_META
 from gems_flwr.wire.model_replies import unpack_name
 from gems_flwr.wire.records import to_numpy, to_record
@@ -76,9 +76,9 @@ METHODS = {
         "train.epochs=4",
         "train.patience=null",
         "strategy.max_hidden=100",
-        "strategy.output.rank=10",
-        "strategy.output.int8=false",
-        "strategy.output.min_count=11",
+        "strategy.head.space.rank=10",
+        "strategy.head.space.int8=false",
+        "strategy.head.space.min_count=11",
     ],
 }
 DEFENCES = {

@@ -72,7 +72,7 @@ class Setting:
         return [
             f"strategy.merge={self.merge}",
             f"strategy.clusters={self.clusters}",
-            f"strategy.epsilon_hidden={self.epsilon}",
+            f"strategy.neurons.epsilon={self.epsilon}",
         ]
 
 
@@ -104,7 +104,7 @@ def run(
 ) -> Path:
     """Run the study; return the path of its figure."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    base = ["strategy=gems_layerwise", "strategy.output.rank=full", "model=mlp", *overrides]
+    base = ["strategy=gems_layerwise", "model=mlp", *overrides]
     config = compose_config(base)
     rows: Rows = {}
     chosen = SEEDS if seeds is None else seeds
@@ -136,7 +136,9 @@ def _one_seed(base: Sequence[str], rows: Rows) -> Any:
         row = rows.setdefault(str(setting), {"hidden": []})
         for name, head in HEADS.items():
             tune = min(PUBLIC, len(first.dataset.public)) if "tuned" in name else 0
-            said = [*base, *setting.overrides, f"strategy.head={head}", f"strategy.tune={tune}"]
+            rank = ["strategy.head.space.rank=full"] if head == "cone" else []
+            chosen = [f"strategy/head={head}", *rank, f"strategy.tune={tune}"]
+            said = [*base, *setting.overrides, *chosen]
             accuracy, hidden, uncovered = _one_run(compose_config(said), first, app)
             if uncovered:
                 raise RuntimeError(f"{setting}: {uncovered} neurons have none in their balls")

@@ -7,11 +7,10 @@ of a batch norm, say), which plain arrays cannot tell from parameters, are named
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import numpy as np
 
-from gems_flwr.averaging.means import weighted_mean
 from gems_flwr.typing import Arrays
 
 
@@ -31,28 +30,3 @@ def squared_distance(one: Arrays, other: Arrays, ignore: Collection[str] = ()) -
             gap = np.subtract(array, other[name], dtype=np.float64).ravel()
             total += float(gap @ gap)
     return total
-
-
-def divergence(
-    models: Sequence[Arrays],
-    weights: Sequence[float] | None = None,
-    ignore: Collection[str] = (),
-) -> float:
-    """Return the (weighted) mean of the squared distances of models to their mean (Equation 2).
-
-    Parameters
-    ----------
-    models : sequence of mappings from str to ndarray
-        At least one.
-    weights : sequence of float, optional
-        One per model, as for the mean (Appendix C); all the same by default.
-    ignore : collection of str
-        Names of floating-point arrays that are no parameters.
-    """
-    shares = [1.0] * len(models) if weights is None else list(weights)
-    mean = weighted_mean(models, shares)
-    total = sum(shares)
-    return sum(
-        share / total * squared_distance(model, mean, ignore)
-        for model, share in zip(models, shares, strict=True)
-    )

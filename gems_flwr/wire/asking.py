@@ -1,0 +1,191 @@
+"""Requests in instructions: every one is put there, and read there, by a function of this module.
+
+A request is a text in the instruction's ``config``, under a key of its own. What else it needs,
+such as models that the node lacks, goes beside it.
+
+==============  =================================================================
+request         what ``config`` has
+==============  =================================================================
+a space         ``space-request``
+a score         ``verify``, and ``score-request`` if the score is to be noised
+neurons         ``neuron-request``, and ``frozen-layers``
+statistics      ``statistics-request``
+averaging       ``averaging``; ``arrays`` only if the node gets a new model,
+                ``reference`` only if it gets a new reference that is not that
+several models  ``multi-model``; an ArrayRecord ``model/<name>`` for each model
+                that the node lacks, ``control/<name>`` for SCAFFOLD
+==============  =================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+
+from gems_flwr.wire.keys import (
+    ARRAYS,
+    AVERAGING,
+    CONFIG,
+    CONTROL,
+    FROZEN_LAYERS,
+    MODEL,
+    MULTI_MODEL,
+    NEURON_REQUEST,
+    REFERENCE,
+    SCORE_REQUEST,
+    SPACE_REQUEST,
+    STATISTICS_REQUEST,
+    VERIFY,
+)
+from gems_flwr.wire.requests import (
+    AveragingRequest,
+    JsonRequest,
+    ModelsRequest,
+    NeuronRequest,
+    ScoreRequest,
+    StatisticsRequest,
+)
+from gems_flwr.wire.space_requests import SpaceRequest
+
+Request = TypeVar("Request", bound=JsonRequest)
+
+
+def put(content: RecordDict, key: str, value: str | int | bool) -> None:
+    """Put a value into an instruction's config.
+
+    Raises
+    ------
+    ValueError
+        If the instruction has none: the request would be lost.
+    """
+    record = content.get(CONFIG)
+    if not isinstance(record, ConfigRecord):
+        raise ValueError(f"the instruction has no ConfigRecord '{CONFIG}'")
+    record[key] = value
+
+
+def said(content: RecordDict, key: str) -> object:
+    """Return a value in an instruction's config, or None where there is none."""
+    record = content.get(CONFIG)
+    return record.get(key) if isinstance(record, ConfigRecord) else None
+
+
+def requested(content: RecordDict, key: str, kind: type[Request]) -> Request | None:
+    """Return the request under a key of an instruction, or None where there is none.
+
+    Raises
+    ------
+    ValueError
+        If it asks for what this version does not know, or for what is out of range.
+    """
+    text = said(content, key)
+    return kind.from_json(text) if isinstance(text, str) else None
+
+
+# --- spaces and scores ------------------------------------------------------------------------
+
+
+def ask_for_space(content: RecordDict, request: SpaceRequest) -> None:
+    """Put a request for a space into an instruction."""
+    put(content, SPACE_REQUEST, request.to_json())
+
+
+def requested_space(content: RecordDict) -> SpaceRequest | None:
+    """Return the request for a space in an instruction, or None where there is none."""
+    return requested(content, SPACE_REQUEST, SpaceRequest)  # type: ignore[type-abstract]
+
+
+def ask_for_score(content: RecordDict, request: ScoreRequest | None = None) -> None:
+    """Ask in an instruction for the score of the model in it, and nothing else."""
+    put(content, VERIFY, True)
+    if request is not None and request.private:
+        put(content, SCORE_REQUEST, request.to_json())
+
+
+def wants_score(content: RecordDict) -> bool:
+    """Return whether an instruction asks for a score."""
+    return bool(said(content, VERIFY))
+
+
+def requested_score(content: RecordDict) -> ScoreRequest:
+    """Return how the score is to be told; exactly where nothing is said."""
+    return requested(content, SCORE_REQUEST, ScoreRequest) or ScoreRequest()
+
+
+# --- hidden layers ----------------------------------------------------------------------------
+
+
+def ask_for_neurons(content: RecordDict, request: NeuronRequest) -> None:
+    """Put a request into an instruction; the layers below the one asked for are frozen."""
+    put(content, NEURON_REQUEST, request.to_json())
+    freeze_below(content, request.layer)
+
+
+def requested_neurons(content: RecordDict) -> NeuronRequest | None:
+    """Return the request for neurons in an instruction, or None where there is none."""
+    return requested(content, NEURON_REQUEST, NeuronRequest)
+
+
+def freeze_below(content: RecordDict, layers: int) -> None:
+    """Say in an instruction how many layers, from the input, training must leave alone."""
+    if layers:
+        put(content, FROZEN_LAYERS, layers)
+
+
+def frozen_layers(content: RecordDict) -> int:
+    """Return how many layers, from the input, training must leave alone."""
+    count = said(content, FROZEN_LAYERS)
+    return count if isinstance(count, int) else 0
+
+
+# --- models -----------------------------------------------------------------------------------
+
+
+def ask_for_statistics(content: RecordDict, request: StatisticsRequest) -> None:
+    """Put a request for statistics beside the model into an instruction."""
+    put(content, STATISTICS_REQUEST, request.to_json())
+
+
+def requested_statistics(content: RecordDict) -> StatisticsRequest | None:
+    """Return the request for statistics in an instruction, or None where there is none."""
+    return requested(content, STATISTICS_REQUEST, StatisticsRequest)
+
+
+def ask_for_averaging(
+    content: RecordDict,
+    request: AveragingRequest,
+    model: ArrayRecord | None = None,
+    reference: ArrayRecord | None = None,
+) -> None:
+    """Add a request to an instruction, with a new model and a new reference where there are any."""
+    put(content, AVERAGING, request.to_json())
+    if model is not None:
+        content[ARRAYS] = model
+    if reference is not None:
+        content[REFERENCE] = reference
+
+
+def requested_averaging(content: RecordDict) -> AveragingRequest | None:
+    """Return what the server asks of the local model; None where this is another protocol."""
+    return requested(content, AVERAGING, AveragingRequest)
+
+
+def ask_for_models(
+    content: RecordDict,
+    request: ModelsRequest,
+    weights: Mapping[str, ArrayRecord] | None = None,
+    controls: Mapping[str, ArrayRecord] | None = None,
+) -> None:
+    """Add a request to an instruction, with the models that the node lacks."""
+    put(content, MULTI_MODEL, request.to_json())
+    for name, record in (weights or {}).items():
+        content[f"{MODEL}/{name}"] = record
+    for name, record in (controls or {}).items():
+        content[f"{CONTROL}/{name}"] = record
+
+
+def requested_models(content: RecordDict) -> ModelsRequest | None:
+    """Return what the server asks of several models; None where this is another protocol."""
+    return requested(content, MULTI_MODEL, ModelsRequest)
