@@ -30,10 +30,10 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 demo: $(STAMP)
-	@$(BIN)/python -m simulations.demo
+	@$(BIN)/python -m simulations.reproduce demo --output runs
 
 deploy-demo: $(STAMP)
-	@$(BIN)/python -m simulations.deployment.demo
+	@$(BIN)/python -m simulations.deployment
 
 # One thread for each worker: libraries that take all cores would wait for each other.
 test test-deep: export OMP_NUM_THREADS = 1

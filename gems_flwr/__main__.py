@@ -55,22 +55,42 @@ def _parser() -> argparse.ArgumentParser:
     )
     aggregate.add_argument("--classes", type=int, help="classes of the task (balls, ellipsoids)")
     aggregate.add_argument(
-        "--keys", nargs=2, default=("weight", "bias"), metavar=("WEIGHT", "BIAS")
+        "--keys",
+        nargs=2,
+        default=("weight", "bias"),
+        metavar=("WEIGHT", "BIAS"),
+        help="names of the layer in the model file; weight bias",
     )
-    aggregate.add_argument("--select", choices=["first", "margin", "objective"])
-    aggregate.add_argument("--on-empty", choices=["least", "fail"], default="least")
+    aggregate.add_argument(
+        "--select",
+        choices=["first", "margin", "objective"],
+        help="which model of the intersection; by default what suits the kind of spaces",
+    )
+    aggregate.add_argument(
+        "--on-empty",
+        choices=["least", "fail"],
+        default="least",
+        help="if no model is good enough for all: the one that violates least, or status 3",
+    )
     aggregate.add_argument("--ridge", type=float, help="of the cone objective")
     aggregate.set_defaults(run=_aggregate)
 
     show = commands.add_parser("show", help="say what a space file holds and reveals")
-    show.add_argument("files", nargs="+", type=Path)
+    show.add_argument("files", nargs="+", type=Path, help="space files")
     show.set_defaults(run=_show)
 
     run = commands.add_parser("run", help="flwr run, follow the log, and tell how it ended")
     run.add_argument("app", nargs="?", default=".", help="folder of the Flower app")
     run.add_argument("superlink", nargs="?", help="connection in Flower's config")
-    run.add_argument("-c", "--run-config", action="append", default=[], metavar="KEY=VALUE")
-    run.add_argument("--federation-config", metavar="KEY=VALUE")
+    run.add_argument(
+        "-c",
+        "--run-config",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="as of flwr run; may be given several times",
+    )
+    run.add_argument("--federation-config", metavar="KEY=VALUE", help="as of flwr run")
     run.set_defaults(run=_run)
     return parser
 

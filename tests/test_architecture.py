@@ -114,27 +114,20 @@ def test_the_strategies_folder_of_the_top_level_is_the_librarys():
     assert link.resolve() == (LIBRARY / "strategies").resolve()
 
 
-# Temporary, until the branches that rename them are merged.
-NOT_YET_UNIQUE = {"curves", "demo", "multi_model", "nodes"}
-
-
 def test_no_two_modules_have_the_same_name():
     homes = defaultdict(list)
     for path in EVERYTHING:
         if not path.stem.startswith("__"):
             homes[path.stem].append(str(path.relative_to(ROOT)))
-    twice = {name: paths for name, paths in homes.items() if len(paths) > 1}
-    assert not {name: paths for name, paths in twice.items() if name not in NOT_YET_UNIQUE}
+    assert not {name: paths for name, paths in homes.items() if len(paths) > 1}
 
 
-# Rooms whose own name is where their contents are imported from. The plots of the papers are
-# temporary, until the branch that moves them is merged.
+# Rooms whose own name is where their contents are imported from.
 SHOP_WINDOWS = {
     "gems_flwr",
     "gems_flwr.strategies",
     "simulations.data",
     "simulations.partitions",
-    "simulations.paper.plots",
 }
 
 

@@ -16,8 +16,8 @@ default, sends of a class with n samples of D features
 
 Nothing is random, so asking the same again tells nothing new. Decided here: the numbers, on MNIST
 and on features of CIFAR-10, so that an attacker who has 2,500 other samples of the class tells
-members from others with an AUC of at most 0.75 (``python -m simulations.studies leaks``). That is a
-measurement, not a proof: for a proof there is `gems_flwr.moments.private_release`.
+members from others with an AUC of at most 0.75 (``python -m simulations.reproduce leaks``). That is
+a measurement, not a proof: for a proof there is `gems_flwr.moments.private_release`.
 """
 
 from __future__ import annotations

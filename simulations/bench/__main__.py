@@ -1,42 +1,39 @@
-"""``make bench``, or ``python -m simulations.bench [parts] [--quick]``.
-
-Parts: messages, spaces, memory, neurons, merging, averaging, sampling; all by default.
-"""
+"""What messages, spaces, memory and the rest cost, as ratios: tables on the screen."""
 
 from __future__ import annotations
 
-import argparse
 import logging
 import sys
+from collections.abc import Sequence
+from importlib import import_module
 
 from rich.console import Console
 
-from simulations.bench import averaging, memory, merging, messages, neurons, sampling, spaces
+from simulations.command_line import CommandParser, UsageError, run_command
 
-PARTS = {
-    "messages": messages.report,
-    "spaces": spaces.report,
-    "memory": memory.report,
-    "neurons": neurons.report,
-    "merging": merging.report,
-    "averaging": averaging.report,
-    "sampling": sampling.report,
-}
+# Each is a module NAME_cost with a function `report`.
+PARTS = ("messages", "spaces", "memory", "neurons", "merging", "averaging", "sampling")
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m simulations.bench", description=__doc__)
-    parser.add_argument("parts", nargs="*", help=f"which of {', '.join(PARTS)}; all by default")
+    parser = CommandParser(prog="python -m simulations.bench", description=__doc__)
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help=f"which of {', '.join(PARTS)}; all by default"
+    )
     parser.add_argument("--quick", action="store_true", help="smaller sizes, about a minute")
-    options = parser.parse_args()
-    unknown = set(options.parts) - set(PARTS)
+    asked = parser.parse_args(arguments)
+    return run_command(lambda: _bench(asked.parts or PARTS, asked.quick))
+
+
+def _bench(parts: Sequence[str], quick: bool) -> int:
+    unknown = [part for part in parts if part not in PARTS]
     if unknown:
-        parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+        raise UsageError(f"there is no '{unknown[0]}'; there are {', '.join(PARTS)}")
     logging.getLogger("flwr").setLevel(logging.ERROR)
     console = Console()
-    for name in options.parts or PARTS:
-        PARTS[name](console, options.quick)
+    for part in parts:
+        import_module(f"{__package__}.{part}_cost").report(console, quick)
     return 0
 
 

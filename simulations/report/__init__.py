@@ -7,5 +7,12 @@ without Flower, Torch or Hydra.
 - `runs`: files to values; what is unfinished or damaged is named, never fatal.
 - `summary`: runs to methods; means and standard deviations over seeds.
 - `curves`: accuracy against rounds and against the bytes sent so far.
-- `table`, `plots`, `page`: the terminal and CSV, the PNG files, ``report.html``.
+- `columns`: what the tables and CSV files say of a method, and of a run.
+- `run_tables`, `run_plots`, `run_page`: the terminal and CSV, the PNG files, ``report.html``.
+
+What the papers' comparisons and the studies use, too, knows nothing of runs:
+
+- `tables`: rows of text on the screen, in CSV, in Markdown and in HTML.
+- `figures`, `frontiers`: canvas, colours, error bars, headings; loss against bytes.
+- `pages`: one HTML file that holds everything.
 """

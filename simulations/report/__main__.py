@@ -1,25 +1,19 @@
 """Command line: ``python -m simulations.report DIR… [--output DIR]``."""
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
-from gems_flwr.disk.faults import file_fault
-from gems_flwr.errors import GemsError
+from simulations.command_line import CommandParser, run_command
 from simulations.report.write_report import build_report
 
-EXIT_NO_REPORT = 2
 
-
-def main(argv: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Make a report from the command line.
 
     Parameters
     ----------
-    argv : Sequence[str], optional
+    arguments : Sequence[str], optional
         The arguments after the program's name; default: those of this process.
 
     Returns
@@ -28,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit status: 0 for a report, 2 if there was no finished run to report on, or no place to
         write to.
     """
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m simulations.report",
         description="Compare finished runs: a table, plots, results.csv and report.html.",
     )
@@ -45,16 +39,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="DIR",
         help="where to write; default: DIR itself if one is given, runs/report if several",
     )
-    arguments = parser.parse_args(argv)
-    paths: list[Path] = arguments.paths
-    output: Path = arguments.output or (paths[0] if len(paths) == 1 else Path("runs", "report"))
-    try:
+    asked = parser.parse_args(arguments)
+    paths: list[Path] = asked.paths
+    output: Path = asked.output or (paths[0] if len(paths) == 1 else Path("runs", "report"))
+
+    def write() -> int:
         build_report(paths, output)
-    except (GemsError, OSError) as error:
-        text = file_fault(error) if isinstance(error, OSError) else str(error)
-        Console(stderr=True, soft_wrap=True).print(text, markup=False, highlight=False)
-        return EXIT_NO_REPORT
-    return 0
+        return 0
+
+    return run_command(write)
 
 
 if __name__ == "__main__":

@@ -5,19 +5,25 @@ level lines: they send nothing, and their accuracy is true at every x.
 """
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator
 
 from simulations.report.curves import MethodCurve, Point, end_point, method_curve
-from simulations.report.figures import Style, new_figure, write_heading
-from simulations.report.summary import CEILING, Method, SettingSummary, format_bytes
+from simulations.report.figures import (
+    DARK,
+    Style,
+    add_grid,
+    draw_means,
+    label_decades,
+    new_figure,
+    write_heading,
+)
+from simulations.report.summary import CEILING, Method, SettingSummary, tick_bytes
 
-_REFERENCE_COLOUR = "#5F5F5F"
 _REFERENCE_NOTES = {"global": "global (pooled data)", "local": "local (mean over nodes)"}
 _MARKERS_PER_CURVE = 7
 # Room to the left and right of the data on a logarithmic axis, as a factor.
@@ -71,8 +77,7 @@ def accuracy_figure(
     write_heading(axes, title, summary.setting.title + note)
     axes.set_xlabel("bytes sent so far, up + down (1 MB = 10⁶ bytes)" if by_bytes else "round")
     axes.set_ylabel("test accuracy")
-    axes.grid(True, which="major", color="#E3E3E3", linewidth=0.8)
-    axes.set_axisbelow(True)
+    add_grid(axes)
     # Competitors in the order of the table, then the frame they stand in; matplotlib's own order
     # would be by kind of line.
     handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
@@ -129,19 +134,20 @@ def _draw_curve(
 def _draw_point(axes: Axes, name: str, point: Point, style: Style, by_bytes: bool) -> list[float]:
     """Draw a one-shot method with its standard deviation; return the x value."""
     x = _x(point, by_bytes)
-    axes.errorbar(
+    draw_means(
+        axes,
         [x],
         [point.accuracy],
-        yerr=[point.sd] if point.sd else None,
-        label=name,
-        color=style.colour,
+        [point.sd] if point.sd else None,
+        colour=style.colour,
         marker=style.marker,
-        markersize=9,
+        label=name,
+        line="none",
+        size=9,
+        cap=3.5,
         markeredgecolor="white",
         markeredgewidth=0.9,
-        linestyle="none",
         elinewidth=1.4,
-        capsize=3.5,
         zorder=4,
     )
     return [x]
@@ -155,7 +161,7 @@ def _draw_level(axes: Axes, method: Method, style: Style | None) -> None:
     axes.axhline(
         method.accuracy.mean,
         label=note if is_reference else f"{method.name} (nothing sent)",
-        color=_REFERENCE_COLOUR if style is None else style.colour,
+        color=DARK if style is None else style.colour,
         linestyle=(0, (6, 3)) if method.strategy == CEILING else (0, (1.5, 2)),
         linewidth=1.6,
         zorder=1.5,
@@ -189,13 +195,7 @@ def _fit_axes(axes: Axes, xs: Sequence[float], by_bytes: bool) -> None:
     axes.set_xlim(first / _LOG_MARGIN, last * _LOG_MARGIN)
     decades = math.log10(last / first * _LOG_MARGIN**2)
     # Decades alone leave a short axis without a single label.
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2.4 else (1,)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick_text(value)))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-
-
-def _tick_text(value: float) -> str:
-    return re.sub(r"\.0+(?= )", "", format_bytes(value))
+    label_decades(axes.xaxis, tick_bytes, subs=(1, 2, 5) if decades < 2.4 else (1,))
 
 
 def _legend_columns(summary: SettingSummary) -> int:

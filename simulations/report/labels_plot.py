@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from simulations.report.figures import new_figure, write_heading
+from simulations.report.figures import GRID, new_figure, write_heading
 from simulations.report.runs import Partition
 
 # From light to dark blue; without the palest part, so that one example differs from none.
@@ -87,7 +87,7 @@ def _label_axes(axes: Axes, names: tuple[str, ...], classes: int) -> None:
     if nodes <= _MOST_NODES_WITH_LINES:
         axes.set_xticks(np.arange(-0.5, nodes), minor=True)
         axes.set_yticks(np.arange(-0.5, classes), minor=True)
-        axes.grid(True, which="minor", color="#E3E3E3", linewidth=0.7)
+        axes.grid(True, which="minor", color=GRID, linewidth=0.7)
     axes.tick_params(which="both", length=0, labelsize=9)
     axes.set_xlabel("node", fontsize=11)
     axes.set_ylabel("class", fontsize=11)

@@ -9,23 +9,28 @@ import math
 import re
 from collections.abc import Sequence
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from simulations.report.figures import COLOURS, MARKERS, new_figure, write_heading
+from simulations.report.figures import (
+    COLOURS,
+    add_grid,
+    hide_frame,
+    label_decades,
+    legend_below,
+    mark_drifts,
+    new_figure,
+    write_heading,
+)
+from simulations.report.frontiers import Point, draw_frontiers
 from simulations.report.runs import Run
-from simulations.report.summary import Method, SettingSummary, format_bytes
+from simulations.report.summary import Method, SettingSummary, tick_bytes
 
 # More curves than this cannot be told apart.
 _MOST_CURVES = 6
 _MOST_MARKS = 300
-
-
-# Where a family's labels stand beside its points: the side, and how many points of print away.
-# Frontiers fall to the right, so there is room below on the left and above on the right, and points
-# of several families often lie close together.
-_LABEL_PLACES = ((-1, 4), (-1, 10), (1, 4), (1, 10))
+_LONGEST_NAME = 32  # characters
+# Points of more families than this leave no room for names.
+_MOST_NAMED = 4
 
 
 def family_of(name: str) -> str:
@@ -41,7 +46,7 @@ def frontier_figure(summary: SettingSummary) -> Figure | None:
     Figure | None
         None if fewer than two methods have a cumulative loss and have sent anything.
     """
-    points: dict[str, list[tuple[float, float, str]]] = {}
+    points: dict[str, list[Point]] = {}
     for method in _streamed(summary):
         if method.bytes_up + method.bytes_down > 0:
             losses = [run.cumulative_loss / run.setting.nodes for run in _complete(method)]
@@ -51,39 +56,12 @@ def frontier_figure(summary: SettingSummary) -> Figure | None:
         return None
     figure = new_figure(4.6)
     axes = figure.add_subplot()
-    for index, (family, members) in enumerate(sorted(points.items())):
-        xs, ys, names = zip(*sorted(members), strict=True)
-        axes.plot(
-            xs,
-            ys,
-            label=family,
-            color=COLOURS[index % len(COLOURS)],
-            marker=MARKERS[index % len(MARKERS)],
-            linewidth=1.4,
-            markersize=5.5,
-        )
-        for x, y, name in zip(xs, ys, names, strict=True):
-            setting = name.removeprefix(family).strip()
-            if len(points) <= 4:
-                side, away = _LABEL_PLACES[index % len(_LABEL_PLACES)]
-                axes.annotate(
-                    setting,
-                    (x, y),
-                    xytext=(side * away, side * away),
-                    textcoords="offset points",
-                    fontsize=7.5,
-                    color=COLOURS[index % len(COLOURS)],
-                    ha="left" if side > 0 else "right",
-                    va="bottom" if side > 0 else "top",
-                )
-    axes.set_xscale("log")
-    axes.margins(x=0.14, y=0.13)  # room for what stands beside the points
-    _label_bytes(axes, "x")
+    families = dict(sorted(points.items()))
+    draw_frontiers(axes, families, tick_bytes, with_names=len(families) <= _MOST_NAMED)
     axes.set_xlabel("bytes of the run, up + down (1 MB = 10⁶ bytes)")
     axes.set_ylabel("cumulative loss per node")
-    axes.grid(True, which="major", color="#E3E3E3", linewidth=0.8)
     write_heading(axes, "Cumulative loss against bytes", summary.setting.title)
-    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=10)
+    legend_below(figure, fontsize=10)
     return figure
 
 
@@ -125,18 +103,18 @@ def timeline_figure(summary: SettingSummary) -> Figure | None:
                 full, [at[r] for r in full], color=colour, marker="x", ms=3.5, ls="none", mew=0.8
             )
     for axes in (upper, lower):
-        for drift in sorted({d for _, run in runs for d in run.drifts}):
-            axes.axvline(drift, color="#5F5F5F", linestyle=(0, (4, 2)), linewidth=1.0, zorder=0)
-        axes.grid(True, axis="y", color="#E3E3E3", linewidth=0.8)
+        mark_drifts(axes, (drift for _, run in runs for drift in run.drifts))
+        add_grid(axes, "y")
     lower.set_yscale("log")
-    _label_bytes(lower, "y")
+    label_decades(lower.yaxis, tick_bytes)
     upper.set_ylabel("cumulative loss per node")
     lower.set_ylabel("bytes so far, up + down")
     lower.set_xlabel("round (dashed: drift; ×: full synchronisation)")
-    for side in ("top", "right"):
-        lower.spines[side].set_visible(False)
+    hide_frame(lower)
     write_heading(upper, "Loss and bytes over time", summary.setting.title)
-    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=10)
+    # Two long names side by side would run over the edge.
+    columns = 2 if max(len(name) for name, _ in runs) <= _LONGEST_NAME else 1
+    legend_below(figure, columns=columns, fontsize=10)
     return figure
 
 
@@ -160,12 +138,3 @@ def _middle_of_each_family(methods: Sequence[Method]) -> list[Method]:
         sorted(members, key=lambda m: m.bytes_up + m.bytes_down)[len(members) // 2]
         for _, members in sorted(families.items())
     ]
-
-
-def _label_bytes(axes: Axes, side: str) -> None:
-    axis = axes.xaxis if side == "x" else axes.yaxis
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if side == "x" else (1,)))
-    axis.set_major_formatter(
-        FuncFormatter(lambda value, _: re.sub(r"\.0+(?= )", "", format_bytes(value)))
-    )
-    axis.set_minor_formatter(NullFormatter())

@@ -5,6 +5,7 @@ could have been made. A method with a single value has no standard deviation.
 """
 
 import math
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -239,6 +240,11 @@ def format_bytes(count: float) -> str:
     return f"{rounded:.0f} B"
 
 
+def tick_bytes(count: float) -> str:
+    """Write a byte count as the label of an axis: ``1 MB``, not ``1.00 MB``."""
+    return re.sub(r"\.0+(?= )", "", format_bytes(count))
+
+
 def _three_digits(value: float) -> str:
     if value >= 1000:  # beyond the largest unit
         return f"{value:,.0f}"
@@ -264,30 +270,3 @@ def format_accuracy(value: Spread | None, runs: int) -> str:
         return "–"
     text = f"{value.mean:.3f}" if value.sd is None else f"{value.mean:.3f} ± {value.sd:.3f}"
     return text if value.count == runs else f"{text} ({value.count} of {runs})"
-
-
-def cell_texts(method: Method) -> dict[str, str]:
-    """Return what a row of the table says, by column.
-
-    Parameters
-    ----------
-    method : Method
-        The row.
-
-    Returns
-    -------
-    dict[str, str]
-        Column heading to text, in the order of the columns; the first is ``method``.
-    """
-    fewest, most = method.rounds
-    seconds = method.seconds
-    return {
-        "method": method.name,
-        "rounds": str(most) if fewest == most else f"{fewest}–{most}",
-        "up": format_bytes(method.bytes_up),
-        "down": format_bytes(method.bytes_down),
-        "accuracy": format_accuracy(method.accuracy, len(method.runs)),
-        "seeds": str(method.seeds),
-        "seconds": "–" if seconds is None else f"{seconds.mean:,.1f}",
-        "failed": str(method.nodes_failed),
-    }

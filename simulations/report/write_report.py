@@ -5,11 +5,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from simulations.report.page import render_page
-from simulations.report.plots import draw_plots
+from simulations.report.run_page import render_page
+from simulations.report.run_plots import draw_plots
+from simulations.report.run_tables import print_tables, write_results_csv, write_runs_csv
 from simulations.report.runs import NoRunsError, read_runs
 from simulations.report.summary import comparability_warnings, summarise
-from simulations.report.table import print_tables, write_results_csv, write_runs_csv
 
 
 def build_report(paths: Sequence[Path], output: Path, console: Console | None = None) -> Path:

@@ -14,7 +14,7 @@ from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from simulations.config import compose_config
 from simulations.experiment.execution import run_server
 from simulations.experiment.experiment import experiment_of
-from simulations.studies import hostile, hostile_models, soak
+from simulations.reproduce.studies import hostile, hostile_models, soak
 
 QUIET = Console(quiet=True)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from simulations.bench.memory import cost_of
+from simulations.bench.memory_cost import cost_of
 
 MOST = 3.0
 

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from simulations.report import columns, run_tables
 from simulations.report.__main__ import main
 from simulations.report.curves import method_curve, run_curve
 from simulations.report.runs import NoRunsError, read_runs
 from simulations.report.stream_plots import family_of
 from simulations.report.summary import comparability_warnings, format_bytes, spread, summarise
+from simulations.report.tables import TextTable, html_table, markdown_table, print_table
 from simulations.report.write_report import build_report
 
 PNG_START = b"\x89PNG\r\n\x1a\n"
@@ -487,3 +489,54 @@ def test_a_method_belongs_to_the_family_of_its_name():
     assert family_of("dynamic total Δ=0.7") == "dynamic total"
     assert family_of("periodic b=4") == "periodic"
     assert family_of("nosync") == "nosync"
+
+
+def test_a_new_column_is_an_entry_and_is_seen_in_the_terminal_the_page_and_the_csv_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One file: `columns`, which holds what the table and what the CSV file say."""
+    run = write_run(tmp_path / "a", loss=0.25)
+    shown = columns.Column(
+        "final loss", lambda m: f"{m.loss.mean:.2f}" if m.loss else "–", caption="final loss: mean."
+    )
+    monkeypatch.setattr(run_tables, "COLUMNS", [*columns.COLUMNS, shown])
+    monkeypatch.setitem(columns.METHOD_FIELDS, "half_loss", lambda s, m: m.loss.mean / 2)
+    printed, page = report([run], tmp_path / "out")
+    assert "final loss" in printed
+    assert " 0.25" in printed
+    assert "final loss: mean." in printed
+    assert '<th scope="col">final loss</th>' in page
+    (row,) = read_csv(tmp_path / "out" / "results.csv")
+    assert row["half_loss"] == "0.125"
+
+
+@pytest.mark.parametrize("width", [20, 60, 200])
+def test_tables_fold_names_and_never_cut_numbers(width: int) -> None:
+    table = TextTable.of(
+        ("setting", "method", "ours"),
+        [("MNIST, two nodes", "a method with words", "0.123 ± 0.456")] * 2,
+        names=(0, 1),
+        group_by=0,
+    )
+    console = Console(file=io.StringIO(), width=width)
+    print_table(table, console, title="T", caption="c")
+    printed = console.file.getvalue()
+    assert printed.count("0.123 ± 0.456") == 2
+    assert "…" not in printed
+    assert printed.count("MNIST,") == 1
+
+
+def test_a_name_stays_where_numbers_alone_are_wider_than_the_terminal() -> None:
+    numbers = ["0.123 ± 0.456"] * 5
+    console = Console(file=io.StringIO(), width=60)
+    print_table(TextTable.of(("method", *"abcde"), [("random", *numbers)]), console)
+    assert console.file.getvalue().splitlines()[-1].split() == [
+        "random",
+        *" ".join(numbers).split(),
+    ]
+
+
+def test_a_star_in_markdown_stays_a_star_and_html_is_escaped() -> None:
+    table = TextTable.of(("name", "n"), [("<b>", "+0.1 *")])
+    assert markdown_table(table)[-1] == "| <b> | +0.1 \\* |"
+    assert '<td class="text">&lt;b&gt;</td><td>+0.1 *</td>' in html_table(table)

@@ -98,7 +98,7 @@ def test_a_second_command_is_told_who_has_the_folder(command):
 
 
 def test_whoever_waits_for_the_same_run_takes_its_result(tmp_path):
-    """Two jobs of ``simulations.paper`` may need one run: it is done once."""
+    """Two jobs of ``simulations.reproduce`` may need one run: it is done once."""
     results, stamps = [], []
 
     def work():

@@ -1,0 +1,79 @@
+"""What the command lines share: a user's mistake is one line and status 2, as argparse has it.
+
+Statuses: 0 for success, 1 for runs that failed, 2 for a mistake in what was asked or for a folder
+that cannot be used, 130 for an interrupt. `simulations.run` is Hydra's, with the same statuses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from rich.console import Console
+
+from gems_flwr.disk.faults import file_fault
+from gems_flwr.errors import GemsError
+
+EXIT_FAILED = 1
+EXIT_MISTAKE = 2
+EXIT_INTERRUPTED = 130
+
+
+class UsageError(GemsError, ValueError):
+    """What was asked for cannot be done; the message says what can."""
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser that complains in one line, without the list of everything that is allowed."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with the complaint and status 2."""
+        self.exit(EXIT_MISTAKE, f"{self.prog}: error: {message} (--help lists the options)\n")
+
+
+def count(text: str) -> int:
+    """Read a whole number of at least 1; the type of an option."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got '{text}'")
+    return int(text)
+
+
+def run_command(
+    action: Callable[[], int],
+    mistakes: tuple[type[Exception], ...] = (),
+    explain: Callable[[Exception], str] | None = None,
+) -> int:
+    """Do what a command asks for; say in plain words why it cannot be done.
+
+    Parameters
+    ----------
+    action : callable
+        Returns the exit status.
+    mistakes : tuple of exception types
+        What a user can cause beside errors of the library and of the disk.
+    explain : callable, optional
+        Turns an error into text; by default its own, or the file and the reason.
+
+    Returns
+    -------
+    int
+        The exit status.
+    """
+    expected: tuple[type[Exception], ...] = (GemsError, OSError, *mistakes)
+    try:
+        return action()
+    except expected as error:
+        complain((explain or _explain)(error))
+        return EXIT_MISTAKE
+
+
+def complain(text: str) -> None:
+    """Say on the error stream what went wrong, as it is: a folder may be called "[red]"."""
+    Console(stderr=True, soft_wrap=True).print(text, style="red", markup=False, highlight=False)
+    sys.stderr.flush()
+
+
+def _explain(error: Exception) -> str:
+    return file_fault(error) if isinstance(error, OSError) else str(error)

@@ -1,0 +1,188 @@
+"""Run the papers' tables and figures, our own studies, or the demo again.
+
+Without a name everything there is is listed. An experiment of a paper prints the published numbers
+beside ours and writes a CSV file, a picture and an HTML page; a study prints its table and writes
+its figure. What is finished is not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from simulations.command_line import EXIT_FAILED, CommandParser, UsageError, count, run_command
+from simulations.reproduce.catalogue import CATALOGUE, PAPERS, STUDIES
+from simulations.reproduce.entry import Entry, Options
+from simulations.reproduce.papers.spec import Reproduction
+
+PROGRAM = "python -m simulations.reproduce"
+OUTPUT = Path("runs", "reproduce")
+# Words that stand for several entries.
+GROUPS: dict[str, Sequence[str]] = {"papers": tuple(PAPERS), "studies": tuple(STUDIES)}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run from the command line; return the exit status."""
+    asked = _parser().parse_intermixed_args(arguments)
+    words = [word for word in asked.words if "=" in word]
+    try:
+        return run_command(
+            lambda: _act(asked, words, Console()),
+            (HydraException, OmegaConfBaseException),
+            lambda error: _explain(error, words),
+        )
+    except KeyboardInterrupt:
+        from simulations.run import leave
+
+        leave(Console(stderr=True), "Interrupted; the same command goes on where it was.")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = CommandParser(
+        prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="NAME | KEY=VALUE",
+        help="what to run: names of the list, 'papers' or 'studies'; for studies also options as "
+        "those of python -m simulations.run",
+    )
+    parser.add_argument("--quick", action="store_true", help="the version of a few minutes")
+    parser.add_argument("--seeds", type=count, metavar="N", help="N seeds instead of its own")
+    parser.add_argument(
+        "--dataset",
+        metavar="NAME",
+        help="another data set; for papers only digits, which are bundled and stand in for all",
+    )
+    parser.add_argument("--data-dir", metavar="DIR", help="where data sets are")
+    parser.add_argument(
+        "--output", type=Path, default=OUTPUT, metavar="DIR", help=f"where to write; {OUTPUT}"
+    )
+    parser.add_argument(
+        "--jobs", type=count, metavar="N", help="processes side by side (papers); 2 by default"
+    )
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument(
+        "--show",
+        action="store_true",
+        help="print what full runs gave, kept with the code, instead of running (papers)",
+    )
+    instead.add_argument(
+        "--commands", action="store_true", help="print the runs as commands instead (papers)"
+    )
+    instead.add_argument(
+        "--publish", action="store_true", help="keep what a full run gives, and write the page"
+    )
+    parser.add_argument(
+        "--page", action="store_true", help="write docs/results.md from what full runs gave"
+    )
+    return parser
+
+
+def _act(asked: argparse.Namespace, overrides: Sequence[str], console: Console) -> int:
+    options = Options(
+        output=asked.output,
+        quick=asked.quick,
+        dataset=asked.dataset,
+        seeds=asked.seeds,
+        jobs=asked.jobs,
+        data_dir=asked.data_dir,
+        overrides=tuple(overrides),
+    )
+    chosen = _chosen([word for word in asked.words if "=" not in word])
+    if not chosen and not asked.page:
+        if overrides:
+            raise UsageError(f"'{overrides[0]}' is for a study: which one?")
+        print_catalogue(console)
+        console.print(f"Run one: {PROGRAM} NAME; --help lists the options.", soft_wrap=True)
+        return 0
+    for entry in chosen:
+        entry.check(options)
+    failed = sum(_one(entry, options, asked, console) for entry in chosen)
+    if asked.page or asked.publish:
+        from simulations.reproduce.papers import results_page
+
+        console.print(f"Written: {results_page.write_results()}", soft_wrap=True)
+    return EXIT_FAILED if failed else 0
+
+
+def _one(entry: Entry, options: Options, asked: argparse.Namespace, console: Console) -> int:
+    """Do with an entry what is asked for; return how many runs failed."""
+    if not (asked.show or asked.commands or asked.publish):
+        return entry.run(options, console)
+    if not isinstance(entry, Reproduction):
+        raise UsageError(
+            f"{entry.name} is a study: --show, --commands and --publish are for papers"
+        )
+    from simulations.reproduce.papers import results_page, write_comparison
+
+    if asked.commands:
+        for line in write_comparison.commands(entry, options):
+            console.print(line, soft_wrap=True, markup=False, highlight=False)
+        return 0
+    if asked.show:
+        results_page.show_kept(entry, console)
+        return 0
+    if options.quick or options.dataset:
+        raise UsageError("only what full runs give is published: leave --quick and --dataset out")
+    failed = entry.run(options, console)
+    results_page.publish(entry.name, options.output)
+    return failed
+
+
+def _chosen(names: Sequence[str]) -> list[Entry]:
+    wanted = [each for name in names for each in GROUPS.get(name, [name])]
+    for name in wanted:
+        if name not in CATALOGUE:
+            near = difflib.get_close_matches(name, [*CATALOGUE, *GROUPS], n=3, cutoff=0.5)
+            hint = f"did you mean {' or '.join(near)}? " if near else ""
+            raise UsageError(f"there is no '{name}': {hint}{PROGRAM} lists what there is")
+    return [CATALOGUE[name] for name in dict.fromkeys(wanted)]
+
+
+def print_catalogue(console: Console) -> None:
+    """Print what there is, paper by paper; names are whole at any width, the rest gives way."""
+    longest = max(map(len, CATALOGUE))
+    for paper in dict.fromkeys(each.paper for each in CATALOGUE.values()):
+        table = Table(
+            title=paper,
+            title_justify="left",
+            box=box.SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+            pad_edge=False,
+            show_edge=False,
+        )
+        table.add_column("name", no_wrap=True, min_width=longest)
+        table.add_column("what it shows")
+        table.add_column("tables, figures", max_width=15)
+        for heading in ("seeds", "minutes"):
+            table.add_column(heading, justify="right", no_wrap=True, min_width=len(heading))
+        for each in CATALOGUE.values():
+            if each.paper == paper:
+                minutes = f"{each.minutes:g}"
+                table.add_row(each.name, each.about, each.where, str(each.seeds), minutes)
+        # A name is there to be copied: better that a line runs over than that it is cut.
+        console.print(table, crop=False)
+        console.print()
+
+
+def _explain(error: Exception, overrides: Sequence[str]) -> str:
+    from simulations.config import explain
+
+    text = explain(error, overrides)
+    # Hydra lists what there is line by line.
+    return " ".join(text.split()) if isinstance(error, HydraException) else text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

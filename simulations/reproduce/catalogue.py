@@ -1,0 +1,80 @@
+"""Everything that can be run again, by name."""
+
+from __future__ import annotations
+
+from simulations.reproduce.entry import Entry
+from simulations.reproduce.papers import dynamic2018, gems2018, gems2019, protocol_grid, slides2025
+from simulations.reproduce.papers.spec import Reproduction
+from simulations.reproduce.studies.study import Study
+
+PAPERS: dict[str, Reproduction] = {
+    each.name: each
+    for module in (gems2019, gems2018, dynamic2018, protocol_grid, slides2025)
+    for each in module.REPRODUCTIONS
+}
+
+STUDIES: dict[str, Study] = {
+    each.name: each
+    for each in (
+        Study(
+            name="demo",
+            about="Several ways of federated learning compared on the same digits; a report.",
+            minutes=1,
+            seeds=3,
+            module="simulations.reproduce.demo",
+        ),
+        Study(
+            name="honest_radii",
+            about="Are radii honest? Sampled, worst-direction and certified ones beside what they "
+            "promise.",
+            minutes=1,
+            quick=("train.epochs=10",),
+        ),
+        Study(
+            name="layer_size",
+            about="How many hidden neurons does it take? Accuracy against size, beside ensembles.",
+            where="GEMS 2019, Tables 3 and 9 to 11",
+            minutes=3,
+            seeds=3,
+            quick=("train.epochs=15",),
+        ),
+        Study(
+            name="leaks",
+            about="What do class moments give away? Rebuilt samples, and who is among them.",
+            minutes=2,
+        ),
+        Study(
+            name="hostile",
+            about="What can a hostile node do to balls and cones, with and without a defence?",
+            minutes=3,
+            seeds=3,
+        ),
+        Study(
+            name="hostile_models",
+            about="What can a hostile node do to averages and merged layers, with and without a "
+            "defence?",
+            minutes=10,
+        ),
+        Study(
+            name="differences",
+            about="Why some numbers differ from the papers': the experiments behind the sentences.",
+            where="GEMS 2019, Tables 1, 2, 5 and 6",
+            minutes=5,
+        ),
+        Study(
+            name="multi_model_rates",
+            about="A learning rate for several models at once, chosen without the test data.",
+            where="Slides 2025, Table I",
+            minutes=20,
+            quick=("rounds=2",),
+        ),
+        Study(
+            name="soak",
+            about="Does a long run stay small? Memory over 200 rounds on Ray with failing nodes.",
+            minutes=5,
+            quick=("rounds=40",),
+        ),
+    )
+}
+
+CATALOGUE: dict[str, Entry] = {**PAPERS, **STUDIES}

@@ -1,0 +1,68 @@
+"""The methods that stand in several tables, as overrides: names are those of the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from simulations.reproduce.papers.spec import Scope, options
+
+# The released code fine-tunes GEMS and the average at this rate, everything else at 0.001.
+RELEASED_RATE = 0.01
+
+REFERENCES: Mapping[str, tuple[str, ...]] = {
+    "Global": ("strategy=global",),
+    "Local": ("strategy=local",),
+    # The papers' average knows no sample counts.
+    "Averaged": ("strategy=one_shot_average", "strategy.weighted=false"),
+}
+# What the findings in papers/measured were measured with, whatever the counts of a class allow.
+FULL_CONE = ("strategy=gems", "strategy.space.rank=full")
+FULL_HEAD: dict[str, object] = {"head.space.rank": "full"}
+PEERS = ("RegMean", "Fisher, diagonal", "Fisher, K-FAC", "Neuron matching")
+ENSEMBLES: Mapping[str, tuple[str, ...]] = {
+    "Majority vote": ("strategy=ensemble",),
+    "Softmax mean": ("strategy=ensemble", "strategy.vote=softmax_mean"),
+}
+
+
+def peers(*names: str, network: bool = False) -> dict[str, tuple[str, ...]]:
+    """Return one-shot merging methods of others.
+
+    K-FAC's damping is the best of 1, 0.1, … 0.0001 on MNIST's public sample (docs/gems.md), for a
+    linear model the strategy's default.
+    """
+    known: Mapping[str, Mapping[str, object]] = {
+        "RegMean": {"method": "regmean"},
+        "Fisher, diagonal": {"method": "fisher"},
+        "Fisher, K-FAC": {"method": "kfac"} | ({"damping": 0.1} if network else {}),
+        "Neuron matching": {"method": "matching"},
+    }
+    return {name: ("strategy=merge", *options(known[name])) for name in names}
+
+
+def convex_gems(scope: Scope, epsilon: float) -> dict[str, tuple[str, ...]]:
+    """Return GEMS for a linear model: the paper's spaces, and ours."""
+    tuned = {"tune": scope.public(1000), "tune_rate": RELEASED_RATE}
+    ellipsoid = {"/space": "ellipsoid", "space.epsilon": epsilon}
+    return {
+        "GEMS ellipsoid": ("strategy=gems", *options(ellipsoid)),
+        "GEMS ellipsoid, tuned": ("strategy=gems", *options(ellipsoid | tuned)),
+        "GEMS ball": ("strategy=gems", *options({"/space": "ball", "space.epsilon": epsilon})),
+        "GEMS cone": FULL_CONE,
+        "GEMS cone, rank 20": ("strategy=gems", "strategy.space.rank=20"),
+        "GEMS cone, tuned": (*FULL_CONE, f"strategy.tune={scope.public(1000)}"),
+    }
+
+
+def neural_gems(
+    scope: Scope, *, hidden: float, clusters: int, output: float
+) -> dict[str, tuple[str, ...]]:
+    """Return GEMS layer by layer: the paper's output layer, and ours."""
+    merging = {"neurons.epsilon": hidden, "clusters": clusters}
+    ball = merging | {"/head": "ball", "head.space.epsilon": output}
+    tuned = {"tune": scope.public(1000), "tune_rate": RELEASED_RATE}
+    return {
+        "GEMS": ("strategy=gems_layerwise", *options(ball)),
+        "GEMS, tuned": ("strategy=gems_layerwise", *options(ball | tuned)),
+        "GEMS, cone head": ("strategy=gems_layerwise", *options(merging | FULL_HEAD)),
+    }

@@ -1,0 +1,285 @@
+"""Run all that a reproduction asks for: resumable, in parallel, one failure not stopping the rest.
+
+Every run is an ordinary run of `simulations.run` in a folder named after its config: finished ones
+are read, interrupted ones go on, and two tables that need the same run share it. Methods of one
+setting that start from the same local training do it once (`simulations.experiment.remembered`).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import platform
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from gems_flwr.errors import GemsError
+from simulations.config import compose_config
+from simulations.data.archives import MissingDataError
+from simulations.experiment.experiment import Experiment
+from simulations.experiment.remembered import remember_training
+from simulations.report.runs import read_runs
+from simulations.reproduce.entry import Options
+from simulations.reproduce.papers.findings import Finding, Findings, Timeline, merge
+from simulations.reproduce.papers.run_measures import MEASURES, kilobytes_up
+from simulations.reproduce.papers.spec import Cell, Reproduction, Scope
+from simulations.run import run
+
+RUNS = "runs"
+TRAINED = "trained"
+JOBS = 2
+_POINTS = 240
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Runs of one seed that share their training."""
+
+    cells: tuple[Cell, ...]
+    seed: int
+    overrides: tuple[tuple[str, ...], ...]
+    runs: Path
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What a job found: one part per finding, and the reasons of runs that failed."""
+
+    parts: list[Finding]
+    failures: list[str]
+    timelines: list[Timeline]
+
+
+def reproduce(reproduction: Reproduction, options: Options, console: Console) -> Findings:
+    """Run a reproduction.
+
+    Raises
+    ------
+    MissingDataError, GemsError
+        Before anything starts, if data or a config is not there.
+    """
+    started = time.perf_counter()
+    scope = Scope.of(options)
+    seeds = list(reproduction.seeds_of(options))
+    cells = reproduction.cells(scope)
+    jobs = list(_jobs(reproduction, cells, seeds, options))
+    # One seed is enough to see whether configs and data are right.
+    check_data([each for job in jobs if job.seed == seeds[0] for each in job.overrides])
+    outcomes = _run_all(jobs, options.jobs or JOBS, reproduction.name, console)
+    found = Findings(
+        name=reproduction.name,
+        quick=scope.quick,
+        stand_in=scope.stand_in,
+        seeds=seeds,
+        findings=_in_order(merge(part for outcome in outcomes for part in outcome.parts), cells),
+        timelines=[each for outcome in outcomes for each in outcome.timelines],
+        failures=[reason for outcome in outcomes for reason in outcome.failures],
+    )
+    if reproduction.derive is not None:
+        reproduction.derive(found)
+    found.made = provenance(time.perf_counter() - started)
+    return found
+
+
+def _jobs(
+    reproduction: Reproduction, cells: Sequence[Cell], seeds: Sequence[int], options: Options
+) -> Iterator[_Job]:
+    """Yield the jobs, seed by seed, so that an interrupted run has whole seeds."""
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(cell.group or cell.setting, []).append(cell)
+    folder = [f"data_dir={options.data_dir}"] if options.data_dir else []
+    scope = Scope.of(options)
+    for seed in seeds:
+        for members in groups.values():
+            overrides = tuple(
+                (*reproduction.overrides(cell, scope, seed), *folder, "progress=false")
+                for cell in members
+            )
+            runs = options.output / RUNS
+            yield _Job(tuple(members), seed, overrides, runs)
+
+
+def _in_order(found: list[Finding], cells: Sequence[Cell]) -> list[Finding]:
+    """Sort findings as the experiment has them, setting by setting, whoever ran first."""
+    settings = list(dict.fromkeys(cell.setting for cell in cells))
+    places = {(cell.setting, cell.method): index for index, cell in reversed([*enumerate(cells)])}
+    return sorted(
+        found, key=lambda each: (settings.index(each.setting), places[each.setting, each.method])
+    )
+
+
+def check_data(overrides: Sequence[Sequence[str]]) -> None:
+    """Open every data set, so that nothing is missing later."""
+    seen: set[tuple[str, ...]] = set()
+    for each in overrides:
+        # Composing takes a quarter of a second, so not all of hundreds.
+        about = tuple(word for word in each if word.startswith("dataset"))
+        if about in seen:
+            continue
+        seen.add(about)
+        try:
+            _ = Experiment(compose_config(list(each))).dataset
+        except MissingDataError as error:
+            raise MissingDataError(
+                f"{error}\nOr let the bundled digits stand in: --dataset digits."
+            ) from error
+
+
+def _run_all(jobs: Sequence[_Job], workers: int, title: str, console: Console) -> list[_Outcome]:
+    """Run jobs in processes of their own; return their outcomes in the order of the jobs."""
+    outcomes: dict[int, _Outcome] = {}
+    with _progress(console) as progress:
+        total = sum(len(job.cells) for job in jobs)
+        bar = progress.add_task(title, total=total)
+        for index, outcome in _outcomes(jobs, workers):
+            outcomes[index] = outcome
+            progress.advance(bar, len(jobs[index].cells))
+            for reason in outcome.failures:
+                progress.console.print(f"failed: {reason}", style="red", markup=False)
+    return [outcomes[index] for index in range(len(jobs))]
+
+
+def _outcomes(jobs: Sequence[_Job], workers: int) -> Iterator[tuple[int, _Outcome]]:
+    if workers <= 1 or len(jobs) == 1:
+        for index, job in enumerate(jobs):
+            yield index, _work(job)
+        return
+    # Spawned: a fork would copy torch's threads in whatever state they are in.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker) as pool:
+        futures: dict[Future[_Outcome], int] = {
+            pool.submit(_work, job): index for index, job in enumerate(jobs)
+        }
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _begin_worker() -> None:
+    """Keep a worker to one core, and end it with the process that it works for."""
+    # Libraries that take all cores would wait for each other.
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[name] = "1"
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    # A worker waits for work for ever, even if whoever gives it out was killed.
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _work(job: _Job) -> _Outcome:
+    """Run the cells of a job one after the other."""
+    parts: list[Finding] = []
+    failures: list[str] = []
+    timelines: list[Timeline] = []
+    quiet = Console(quiet=True)
+    with remember_training(folder=job.runs.parent / TRAINED):
+        for cell, overrides in zip(job.cells, job.overrides, strict=True):
+            try:
+                config = compose_config(list(overrides))
+                # Another job may need the same run, and be at it: then its result is ours.
+                folder = job.runs / config.run_name()
+                result = run(config, folder, quiet, wait=True)
+            except (GemsError, ValueError, RuntimeError) as error:
+                failures.append(f"{cell.setting}, {cell.method}, seed {job.seed}: {error}")
+                parts += [_part(cell, name, None, None) for name in cell.reads]
+                continue
+            parts += [
+                _part(cell, name, MEASURES[name](result, folder), kilobytes_up(result))
+                for name in cell.reads
+            ]
+            if cell.timeline and job.seed == 0:
+                timelines.append(_timeline(cell, folder))
+    return _Outcome(parts, failures, timelines)
+
+
+def _timeline(cell: Cell, folder: Path) -> Timeline:
+    """Read a run's rounds, thinned to what a picture can show."""
+    (whole,) = read_runs([folder]).runs
+    nodes, sent, loss = whole.setting.nodes, 0, 0.0
+    numbers, losses, megabytes = [], [], []
+    step = max(1, len(whole.history) // _POINTS)
+    for index, entry in enumerate(whole.history):
+        sent += entry.bytes_up + entry.bytes_down
+        loss = loss if entry.cumulative_loss is None else entry.cumulative_loss
+        if index % step == 0 or entry is whole.history[-1]:
+            numbers.append(entry.number)
+            losses.append(round(loss / nodes, 4))
+            megabytes.append(round(sent / 1e6, 4))
+    return Timeline(cell.setting, cell.method, numbers, losses, megabytes, list(whole.drifts))
+
+
+def _part(cell: Cell, quantity: str, value: float | None, kilobytes: float | None) -> Finding:
+    return Finding(
+        cell.setting,
+        cell.method,
+        quantity,
+        [value],
+        [] if kilobytes is None else [kilobytes],
+        cell.x,
+    )
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("runs"),
+        TimeElapsedColumn(),
+        TextColumn("left:"),
+        TimeRemainingColumn(elapsed_when_finished=False),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
+def provenance(seconds: float) -> dict[str, Any]:
+    """Return what, where and when: machine, versions, commit, time."""
+    return {
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}",
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in ("torch", "flwr", "numpy")},
+        "commit": _commit(),
+        "date": datetime.now(UTC).date().isoformat(),
+        "minutes": round(seconds / 60, 1),
+    }
+
+
+def _commit() -> str:
+    """Return the commit of the code, marked if files were changed since."""
+    here = Path(__file__).resolve().parent
+    ask: Callable[[list[str]], str] = lambda words: subprocess.run(  # noqa: E731
+        ["git", "-C", str(here), *words], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    try:
+        changed = ask(["status", "--porcelain", "--", str(here.parent.parent)])
+        return ask(["rev-parse", "--short", "HEAD"]) + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"

@@ -1,0 +1,61 @@
+"""Run an experiment of a paper and write what a reader gets: JSON, CSV, picture, page, table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console
+
+from simulations.report.figures import save
+from simulations.reproduce.entry import Options
+from simulations.reproduce.papers import comparison
+from simulations.reproduce.papers.runner import JOBS, reproduce
+from simulations.reproduce.papers.spec import Reproduction, Scope
+
+
+def folder_name(reproduction: Reproduction, options: Options) -> str:
+    """Return what the folder and the files of an experiment are called."""
+    scope = Scope.of(options)
+    quick, stand_in = "-quick" if scope.quick else "", "-digits" if scope.stand_in else ""
+    return f"{reproduction.name}{quick}{stand_in}"
+
+
+def run_and_write(reproduction: Reproduction, options: Options, console: Console) -> int:
+    """Run one experiment and write its files; return how many runs failed."""
+    name = folder_name(reproduction, options)
+    folder = options.output / name
+    # Whether there is a place for the results shows before hours of runs.
+    folder.mkdir(parents=True, exist_ok=True)
+    _announce(reproduction, options, console)
+    found = reproduce(reproduction, options, console)
+    (folder / f"{name}.json").write_text(found.to_json())
+    comparison.write_findings_csv(found, folder / f"{name}.csv")
+    save(reproduction.draw(found), folder / f"{name}.png")
+    comparison.write_page(found, reproduction, folder / f"{name}.png", folder / f"{name}.html")
+    comparison.print_comparison(found, reproduction, console)
+    console.print(f"Report: {folder / f'{name}.html'}", soft_wrap=True)
+    return len(found.failures)
+
+
+def _announce(reproduction: Reproduction, options: Options, console: Console) -> None:
+    cells = len(reproduction.cells(Scope.of(options)))
+    seeds = len(reproduction.seeds_of(options))
+    jobs = options.jobs or JOBS
+    minutes = reproduction.minutes * seeds / reproduction.seeds * 2 / min(2, jobs)
+    length = (
+        "at most five minutes" if options.quick else f"about {minutes:.0f} minutes on two cores"
+    )
+    console.print(
+        f"[bold]{reproduction.name}[/bold]: {reproduction.paper}, {reproduction.where}; "
+        f"{cells * seeds} runs, {length} (finished ones are not repeated)."
+    )
+
+
+def commands(reproduction: Reproduction, options: Options) -> Iterator[str]:
+    """Yield the runs of an experiment as commands of `simulations.run`, seeds as a multirun."""
+    scope = Scope.of(options)
+    seeds = ",".join(map(str, reproduction.seeds_of(options)))
+    for cell in reproduction.cells(scope):
+        words = reproduction.overrides(cell, scope, 0)[:-1]
+        quoted = " ".join(f"'{w}'" if set(w) & set("[]{}(),' ") else w for w in words)
+        yield f"python -m simulations.run -m {quoted} seed={seeds}"
