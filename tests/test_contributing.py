@@ -17,11 +17,6 @@ TITLES = re.findall(r"\n### (… .+)\n", TEXT)
 MOST_FILES = 3
 
 
-def once_there_is(path):
-    """Skip a test until what it builds on is there."""
-    return pytest.mark.skipif(not (ROOT / path).exists(), reason=f"there is no {path} yet")
-
-
 def section(title):
     """Return the part of the text below a heading."""
     start = TEXT.index(f"\n### {title}\n")
@@ -156,7 +151,6 @@ def test_a_stop_rule_is_added_as_described(try_out, result):
 
 
 @pytest.mark.slow
-@once_there_is("gems_flwr/wire/space_requests.py")
 def test_a_space_is_added_as_described(try_out, result):
     try_out("… a space")
     found, _ = result()
@@ -166,7 +160,6 @@ def test_a_space_is_added_as_described(try_out, result):
 
 
 @pytest.mark.slow
-@once_there_is("gems_flwr/strategies/multi_model/sampling_rules.py")
 def test_a_sampling_rule_is_added_as_described(try_out, result):
     try_out("… a sampling rule")
     found, _ = result()
@@ -175,7 +168,6 @@ def test_a_sampling_rule_is_added_as_described(try_out, result):
 
 
 @pytest.mark.slow
-@once_there_is("simulations/reproduce/catalogue.py")
 def test_an_experiment_is_added_as_described(try_out, tmp_path):
     said = try_out("… an experiment")
     (path,) = tmp_path.glob("runs/**/node-sizes.json")
@@ -186,7 +178,6 @@ def test_an_experiment_is_added_as_described(try_out, tmp_path):
 
 
 @pytest.mark.slow
-@once_there_is("simulations/report/columns.py")
 def test_a_report_column_is_added_as_described(try_out):
     said = try_out("… a report column")
     # Two rounds, five nodes, a message and an answer each.

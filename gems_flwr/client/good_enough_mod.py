@@ -26,10 +26,9 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import nn
 
 from gems_flwr.client.fault_reply_mod import fault_reply_mod, node_name
-from gems_flwr.client.limits import NodeLimits
+from gems_flwr.client.limits import NodeLimits, refuse_bypass
 from gems_flwr.client.neuron_building import build_neurons
 from gems_flwr.client.privacy_ledger import spend
-from gems_flwr.client.privacy_mods import refuse_bypass
 from gems_flwr.errors import ModelError
 from gems_flwr.networks.inputs import Data, LayerReader
 from gems_flwr.networks.layers import weight_layers

@@ -18,8 +18,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import nn
 
 from gems_flwr.client.fault_reply_mod import fault_reply_mod, node_name
-from gems_flwr.client.limits import NodeLimits
-from gems_flwr.client.privacy_mods import refuse_bypass
+from gems_flwr.client.limits import NodeLimits, refuse_bypass
 from gems_flwr.model_merging.layer_statistics import statistics_shapes
 from gems_flwr.model_merging.measure import measure_statistics
 from gems_flwr.networks.inputs import Data

@@ -1,7 +1,7 @@
 """The expected pairwise logistic loss of a linear layer under class moments, and its gradient.
 
 The formula stands in `gems_flwr.intersect.cones`. It is a sum over components, evaluated a block of
-components at a time (see `intersect.components`), so that what it takes beside the moments as
+components at a time (see `pooled_moments`), so that what it takes beside the moments as
 they were received does not grow with the number of nodes. Automatic differentiation would keep
 every block until the end. So the products with large arrays are differentiated by hand, in the
 block where they are made; what has a few numbers per component and class is left to torch.
@@ -24,8 +24,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot, softplus
 
 from gems_flwr.errors import OptionError
-from gems_flwr.intersect.components import CascadeSum, ComponentBlock
-from gems_flwr.intersect.pooled_moments import PooledMoments
+from gems_flwr.intersect.pooled_moments import CascadeSum, ComponentBlock, PooledMoments
 from gems_flwr.samples import Samples
 from gems_flwr.typing import Float
 

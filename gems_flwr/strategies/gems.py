@@ -24,10 +24,15 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from gems_flwr.errors import DiskError
-from gems_flwr.intersect.aggregate import Aggregate, aggregate_spaces
+from gems_flwr.intersect.aggregate import (
+    Aggregate,
+    Spaces,
+    aggregate_spaces,
+    intersection_details,
+    left_out_details,
+)
 from gems_flwr.intersect.audit import audit_nodes
 from gems_flwr.intersect.cone_objective import ConeOptions
-from gems_flwr.intersect.result_details import Spaces, intersection_details, left_out_details
 from gems_flwr.intersect.screen_spaces import screen_spaces
 from gems_flwr.keyword_hints import with_hints
 from gems_flwr.moments.class_sums import ClassSums

@@ -12,8 +12,7 @@ from flwr.server.workflow import SecAggPlusWorkflow
 from conftest import initial_arrays, toy_app
 from gems_flwr.client.dynamic_averaging_mod import dynamic_averaging_mod
 from gems_flwr.client.good_enough_mod import good_enough_mod
-from gems_flwr.client.limits import NodeLimits
-from gems_flwr.client.privacy_mods import inner_mods
+from gems_flwr.client.limits import NodeLimits, inner_mods
 from gems_flwr.client.statistics_mod import statistics_mod
 from gems_flwr.errors import RoundFailedError
 from gems_flwr.runtime.inprocess_grid import InProcessGrid

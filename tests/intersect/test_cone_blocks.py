@@ -8,12 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gems_flwr.intersect import components as components
 from gems_flwr.intersect import pooled_moments as pooled
-from gems_flwr.intersect.components import CascadeSum, LowRankComponents
 from gems_flwr.intersect.cone_objective import ConeObjective, ConeOptions
 from gems_flwr.intersect.cones import solve_cones
-from gems_flwr.intersect.pooled_moments import pool_moments
+from gems_flwr.intersect.pooled_moments import CascadeSum, LowRankComponents, pool_moments
 from gems_flwr.moments.cone_building import build_cone
 from gems_flwr.spaces.covariance import QuantizedArray
 from simulations.bench.plain_cones import PlainObjective, solve_plainly
@@ -37,8 +35,8 @@ def cones(ranks, clusters=1):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of a few components, and of a few features."""
-    monkeypatch.setattr(components, "_SMALLEST_BLOCK_BYTES", 1)
-    monkeypatch.setattr(components, "_LARGEST_BLOCK_BYTES", 1)
+    monkeypatch.setattr(pooled, "_SMALLEST_BLOCK_BYTES", 1)
+    monkeypatch.setattr(pooled, "_LARGEST_BLOCK_BYTES", 1)
     monkeypatch.setattr(pooled, "_LEAST_BYTES", 1)
 
 
