@@ -24,7 +24,7 @@ BIN = Path(sys.executable).parent
 def stop_superlink(home):
     """End the SuperLink that belongs to a FLWR_HOME: politely, then not."""
     for how in (signal.SIGTERM, signal.SIGKILL):
-        listing = subprocess.run(["ps", "axo", "pid,args"], capture_output=True, text=True)
+        listing = subprocess.run(["ps", "axwwo", "pid,args"], capture_output=True, text=True)
         for line in listing.stdout.splitlines():
             pid, _, arguments = line.strip().partition(" ")
             if "flower-superlink" in arguments and str(home) in arguments:
