@@ -288,7 +288,10 @@ def check_options(group: str, node: DictConfig, target: Callable[..., Any]) -> N
     ConfigError
         Names the key and what is allowed.
     """
-    accepted = inspect.signature(target).parameters
+    try:
+        accepted = inspect.signature(target).parameters
+    except ValueError as error:
+        raise ConfigError(f"{group}._target_ says nothing of its options: {error}") from error
     hints = typing.get_type_hints(target)
     for key, value in node.items():
         name = str(key)

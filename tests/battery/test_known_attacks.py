@@ -25,6 +25,7 @@ from gems_flwr.strategies.fedavg import FedAvg
 from gems_flwr.strategies.gems import Gems
 from gems_flwr.strategies.periodic_averaging import PeriodicAveraging
 from gems_flwr.wire.records import to_numpy, to_record
+from gems_flwr.wire.space_requests import Ball
 
 
 def in_json(key, **changes):
@@ -335,7 +336,7 @@ def seventy_sevens(content):
     ("strategy", "mod"),
     [
         (BreaksLocally, dynamic_averaging_mod()),
-        (partial(BreaksSpaces, space="ball", directions=5), good_enough_mod(data)),
+        (partial(BreaksSpaces, space=Ball(directions=5)), good_enough_mod(data)),
     ],
 )
 def test_the_culprit_is_found_in_every_kind_of_round(strategy, mod, tmp_path):

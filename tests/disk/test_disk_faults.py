@@ -271,7 +271,9 @@ def test_the_command_says_in_one_line_what_is_wrong_with_the_disk(tmp_path, monk
     (tmp_path / "file").write_text("")
     said = fails(capsys, "aggregate", space, "-o", tmp_path / "file" / "m.safetensors")
     assert "a file is in the way" in said
-    assert "Is a directory" in fails(capsys, "aggregate", space, "-o", tmp_path / "m.spaces")
+    assert "is a folder; name the file" in fails(
+        capsys, "aggregate", space, "-o", tmp_path / "m.spaces"
+    )
     assert str(tmp_path / "none") in fails(capsys, "show", tmp_path / "none")
 
 

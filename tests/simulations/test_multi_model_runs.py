@@ -182,10 +182,15 @@ def test_what_does_not_go_together_is_said_before_anything_runs(overrides, words
         _ = experiment_of(compose_config([*SMALL, *overrides]).to_json()).shares
 
 
-@pytest.mark.parametrize("sampling", ["best", "3", "{floor: 1}", "{_target_: builtins.dict}"])
+@pytest.mark.parametrize("sampling", ["best", "3", "{floor: 1}", "{_target_: gems_flwr.FedAvg}"])
 def test_what_is_no_sampling_rule_is_the_configs_fault(sampling, tmp_path):
     with pytest.raises(ConfigError, match="strategy=multi_model: sampling must be one of"):
         finish(tmp_path, f"strategy.sampling={sampling}", "label=any")
+
+
+def test_a_target_without_a_signature_is_the_configs_fault_too(tmp_path):
+    with pytest.raises(ConfigError, match=r"strategy.sampling._target_ says nothing of its"):
+        finish(tmp_path, "strategy.sampling={_target_: builtins.dict}", "label=any")
 
 
 def test_a_node_with_data_of_its_own_is_told_that_several_models_do_not_take_it(tmp_path):

@@ -71,7 +71,8 @@ def test_a_rule_gives_what_flowers_strategy_of_that_name_gives(
     rule, ours, theirs, options, count, lie
 ):
     options = {k: count - 2 if v == "n - 2" else v for k, v in options.items()}
-    for seed in range(2):
+    # Flower's Bulyan takes seconds.
+    for seed in range(1 if rule == "bulyan" else 2):
         found, _ = FedAvg(robust=rule, **ours).aggregate_train(1, replies(count, seed, lie))
         expected, _ = theirs(**options).aggregate_train(1, replies(count, seed, lie))
         assert record_equal(found, expected)
