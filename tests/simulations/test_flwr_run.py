@@ -50,7 +50,7 @@ def flower(tmp_path):
     stop_superlink(home)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.skipif(shutil.which("ps") is None, reason="needs ps to stop what it started")
 def test_flwr_run_gives_the_numbers_of_the_inprocess_backend(flower, tmp_path):
     environment, neutral = flower

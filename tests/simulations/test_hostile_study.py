@@ -41,6 +41,7 @@ def test_lies_own_the_result_and_screening_takes_it_back(tmp_path, monkeypatch):
     assert json.loads(hostile.run(["train.epochs=15"], tmp_path, QUIET).read_text()) == found
 
 
+@pytest.mark.deep
 def test_averages_and_hidden_layers_are_owned_by_a_liar_unless_they_are_robust(
     tmp_path, monkeypatch
 ):

@@ -238,7 +238,7 @@ def test_every_explanation_explains_something():
 # --- running ----------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_reproduction_runs_resumes_and_writes_its_files(tmp_path, capsys):
     """On the digits; the second time every run is read, not made again."""
     words = [

@@ -162,7 +162,7 @@ def command(*arguments, cwd):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_multirun_that_is_started_again_skips_what_is_finished(tmp_path):
     arguments = ("-m", "strategy=local,fedavg", "seed=0,1", "rounds=2")
     first = command(*arguments, cwd=tmp_path)
