@@ -105,8 +105,8 @@ if TYPE_CHECKING:
     from gems_flwr.wire.space_requests import Ellipsoid as Ellipsoid
 
 # Where each public name is defined; the same as above, for the interpreter.
-_HOMES = {
-    # Strategies.
+# The strategies, and where each is; `gems_flwr.strategies` has the same names.
+_STRATEGIES = {
     "DynamicAveraging": "strategies.dynamic_averaging",
     "Ensemble": "strategies.ensemble",
     "FedAvg": "strategies.fedavg",
@@ -121,6 +121,9 @@ _HOMES = {
     "Pooled": "strategies.pooled",
     "PublicOnly": "strategies.public_only",
     "Serial": "strategies.serial",
+}
+_HOMES = {
+    **_STRATEGIES,
     # What a node can be asked for.
     "Ball": "wire.space_requests",
     "Cone": "wire.space_requests",
