@@ -26,8 +26,11 @@ from gems_flwr.wire.records import to_numpy, to_record
 
 Arrays = dict[str, np.ndarray]
 
-# How long an example takes is the machine's affair, not the code's.
-settings.register_profile("untimed", deadline=None)
+# How long an example takes is the machine's affair, not the code's. The same examples every time:
+# a red run must be the change's doing. New ones are looked for at night.
+settings.register_profile(
+    "untimed", deadline=None, derandomize=os.environ.get("GEMS_FLWR_NIGHTLY") != "1"
+)
 settings.load_profile("untimed")
 
 

@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import nnls
+from scipy.optimize import lsq_linear, nnls
 from scipy.special import ndtri
 
 from gems_flwr.bounds import MAX_CLASSES, MAX_FEATURES, MAX_POOLED_EXAMPLES
@@ -341,6 +341,11 @@ def distance_to_cone(cone: ClassMomentCone, w: Float, kappa: float, rounds: int 
         # The projection is w - planes^T x with x >= 0 nearest to w.
         multipliers, distance_left = nnls(planes.T, w, maxiter=50 * len(planes))
         point = w - planes.T @ multipliers
+        if abs(float(np.linalg.norm(point)) - distance_left) > tolerance:
+            # Among nearly equal planes scipy's active set may end beside the residual it reports.
+            multipliers = lsq_linear(planes.T, w, bounds=(0, np.inf), tol=1e-12).x
+            point = w - planes.T @ multipliers
+            distance_left = float(np.linalg.norm(point))
         distance = float(np.linalg.norm(w - point))
         if distance_left <= tolerance:
             break

@@ -5,7 +5,7 @@ import dataclasses
 import cvxpy as cp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.linalg import sqrtm
 
@@ -58,6 +58,7 @@ def test_kappa_is_the_normal_quantile():
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10_000))
+@example(379)  # where scipy's nnls returns another solution than it reports
 def test_the_distance_to_a_cone_is_that_of_an_independent_solver(seed):
     cone = a_cone(seed, epsilon=0.7)
     rng = np.random.default_rng(seed + 1)
