@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.docs-installed
 
-.PHONY: demo deploy-demo test test-fast test-deep lint bench docs clean
+.PHONY: demo deploy-demo examples test test-fast test-deep test-flower check-readme lint bench docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +16,9 @@ help:
 	@echo "make test         linters, types and the test suite, in minutes"
 	@echo "make test-fast    the tests that take seconds"
 	@echo "make test-deep    what takes longer: killed processes, real deployments, Ray, MNIST, 20,000 fuzz cases"
+	@echo "make test-flower  every release of Flower that the project admits: can it be installed, and what the tests say"
+	@echo "make examples     every example app under flwr run: lines changed, accuracy, bytes, tracebacks"
+	@echo "make check-readme the README's ways to install, each in an empty environment"
 	@echo "make bench        what messages, spaces, memory, neurons, averaging and sampling cost, as ratios"
 	@echo "make docs         the documentation site in build/site, every link checked"
 	@echo "make clean        remove the environment and everything that runs wrote"
@@ -35,6 +38,14 @@ demo: $(STAMP)
 deploy-demo: $(STAMP)
 	@$(BIN)/python -m simulations.deployment
 
+examples: export OMP_NUM_THREADS = 1
+examples: $(STAMP)
+	@PYTHONPATH=.:tests/helpers $(BIN)/python tests/helpers/measure_examples.py
+
+# What `make test` cannot do: it takes a package index.
+check-readme:
+	@$(PYTHON) tests/helpers/check_installation.py
+
 # One thread for each worker: libraries that take all cores would wait for each other.
 test test-deep: export OMP_NUM_THREADS = 1
 test: $(STAMP) lint
@@ -45,6 +56,9 @@ test-fast: $(STAMP)
 
 test-deep: $(STAMP)
 	@$(BIN)/python -m pytest -m deep -n auto --dist loadgroup --durations=12
+
+test-flower: $(STAMP)
+	@$(BIN)/python tests/helpers/flower_versions.py
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         dynamic_averaging_mod as dynamic_averaging_mod,
     )
     from gems_flwr.client.fault_reply_mod import fault_reply_mod as fault_reply_mod
+    from gems_flwr.client.freezing import freeze_layers as freeze_layers
     from gems_flwr.client.good_enough_mod import good_enough_mod as good_enough_mod
     from gems_flwr.client.limits import NodeLimits as NodeLimits
     from gems_flwr.client.multi_model_mod import multi_model_mod as multi_model_mod
@@ -38,10 +39,12 @@ if TYPE_CHECKING:
     from gems_flwr.errors import FlowerCliError as FlowerCliError
     from gems_flwr.errors import FolderInUseError as FolderInUseError
     from gems_flwr.errors import GemsError as GemsError
+    from gems_flwr.errors import MissingModError as MissingModError
     from gems_flwr.errors import ModelError as ModelError
     from gems_flwr.errors import MultiModelError as MultiModelError
     from gems_flwr.errors import NotEnoughNodesError as NotEnoughNodesError
     from gems_flwr.errors import NotGoodEnoughError as NotGoodEnoughError
+    from gems_flwr.errors import NotInstalledError as NotInstalledError
     from gems_flwr.errors import OfflineError as OfflineError
     from gems_flwr.errors import OptionError as OptionError
     from gems_flwr.errors import OutdatedMessageError as OutdatedMessageError
@@ -52,7 +55,6 @@ if TYPE_CHECKING:
     from gems_flwr.moments.cone_building import build_cone as build_cone
     from gems_flwr.networks.subclasses import other_output_layer as other_output_layer
     from gems_flwr.networks.subclasses import split_classes as split_classes
-    from gems_flwr.networks.surgery import freeze_layers as freeze_layers
     from gems_flwr.networks.surgery import resize_model as resize_model
     from gems_flwr.offline import OfflineResult as OfflineResult
     from gems_flwr.offline import aggregate_files as aggregate_files
@@ -146,7 +148,7 @@ _HOMES = {
     "TaskSet": "client.task",
     "dynamic_averaging_mod": "client.dynamic_averaging_mod",
     "fault_reply_mod": "client.fault_reply_mod",
-    "freeze_layers": "networks.surgery",
+    "freeze_layers": "client.freezing",
     "good_enough_mod": "client.good_enough_mod",
     "multi_model_mod": "client.multi_model_mod",
     "other_output_layer": "networks.subclasses",
@@ -188,10 +190,12 @@ _HOMES = {
     "FlowerCliError": "errors",
     "FolderInUseError": "errors",
     "GemsError": "errors",
+    "MissingModError": "errors",
     "ModelError": "errors",
     "MultiModelError": "errors",
     "NotEnoughNodesError": "errors",
     "NotGoodEnoughError": "errors",
+    "NotInstalledError": "errors",
     "OfflineError": "errors",
     "OptionError": "errors",
     "OutdatedMessageError": "errors",

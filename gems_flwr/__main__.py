@@ -1,8 +1,9 @@
-"""The command line.
+"""The command line: ``gems-flwr``, or ``python -m gems_flwr``.
 
-``python -m gems_flwr aggregate A B -o model.safetensors`` aggregates space files, ``show`` says
-what one holds, and ``run`` submits a Flower app and ends with a status that tells success from
-failure.
+``run``, ``report`` and ``reproduce`` are the ready simulations, each with options of its own
+(``gems-flwr run --help``). ``submit`` submits a Flower app to a SuperLink, follows its log, and
+ends with a status that tells success from failure. ``aggregate A B -o model.safetensors``
+aggregates space files, ``show`` says what one holds.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gems_flwr.disk.faults import file_fault
-from gems_flwr.errors import EmptyIntersectionError, GemsError
+from gems_flwr.errors import EmptyIntersectionError, GemsError, OptionError
 from gems_flwr.offline import aggregate_files, describe
+from gems_flwr.runtime.app_output import output_for
 from gems_flwr.runtime.flower_cli import COMPLETED, FlowerCli
+from gems_flwr.runtime.ready_simulations import COMMANDS, start_simulations
 from gems_flwr.spaces.space_files import load_space
 
 
@@ -25,8 +28,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns 0 for success, 1 for a run that failed, 2 for bad input, 3 for an empty intersection,
     130 if it was interrupted.
     """
-    options = _parser().parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        if words and words[0] in COMMANDS:
+            # Hydra's and others' own options, which this parser knows nothing of.
+            _refuse_apps(*words)
+            return start_simulations(words[0], words[1:])
+        options = _parser().parse_args(words)
         return int(options.run(options))
     except EmptyIntersectionError as error:
         print(error, file=sys.stderr)
@@ -44,8 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m gems_flwr", description=__doc__)
+    parser = argparse.ArgumentParser(prog="gems-flwr", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="command")
+    for name, (_, help_text) in COMMANDS.items():
+        commands.add_parser(name, help=help_text)
 
     aggregate = commands.add_parser("aggregate", help="aggregate space files into a model file")
     aggregate.add_argument("files", nargs="+", type=Path, help="space files, one per node")
@@ -79,10 +89,10 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("files", nargs="+", type=Path, help="space files")
     show.set_defaults(run=_show)
 
-    run = commands.add_parser("run", help="flwr run, follow the log, and tell how it ended")
-    run.add_argument("app", nargs="?", default=".", help="folder of the Flower app")
-    run.add_argument("superlink", nargs="?", help="connection in Flower's config")
-    run.add_argument(
+    submit = commands.add_parser("submit", help="flwr run, follow the log, and tell how it ended")
+    submit.add_argument("app", nargs="?", default=".", help="folder of the Flower app")
+    submit.add_argument("superlink", nargs="?", help="connection in Flower's config")
+    submit.add_argument(
         "-c",
         "--run-config",
         action="append",
@@ -90,9 +100,21 @@ def _parser() -> argparse.ArgumentParser:
         metavar="KEY=VALUE",
         help="as of flwr run; may be given several times",
     )
-    run.add_argument("--federation-config", metavar="KEY=VALUE", help="as of flwr run")
-    run.set_defaults(run=_run)
+    submit.add_argument("--federation-config", metavar="KEY=VALUE", help="as of flwr run")
+    submit.set_defaults(run=_submit)
     return parser
+
+
+def _refuse_apps(command: str, first: str = "", second: str = "", *_: str) -> None:
+    """Say what to write if a simulation is asked to run a Flower app, as ``run`` once did."""
+    is_option = "=" in first or first.startswith(("-", "~", "+"))
+    is_run_config = first in ("-c", "--run-config", "--federation-config") and "=" in second
+    if command == "run" and ((first and not is_option) or is_run_config):
+        app = "APP" if is_run_config else first
+        raise OptionError(
+            f"gems-flwr submit {app} submits a Flower app; gems-flwr run takes options of a "
+            "simulation, such as strategy=gems"
+        )
 
 
 def _aggregate(options: argparse.Namespace) -> int:
@@ -130,13 +152,19 @@ def _show(options: argparse.Namespace) -> int:
     return 0
 
 
-def _run(options: argparse.Namespace) -> int:
+def _submit(options: argparse.Namespace) -> int:
     flwr = FlowerCli(options.superlink)
-    further = [part for value in options.run_config for part in ("-c", value)]
+    run_config = list(options.run_config)
+    output = output_for(options.app, options.superlink, run_config)
+    if output:
+        run_config.append(f'output="{output}"')
+    further = [part for value in run_config for part in ("-c", value)]
     if options.federation_config:
         further += ["--federation-config", options.federation_config]
     run_id = flwr.submit(options.app, *further)
     print(f"run {run_id} is submitted", flush=True)
+    if output:
+        print(f"results will be below {output}", flush=True)
     flwr.follow(run_id)
     status = flwr.wait(run_id)
     print(f"run {run_id} is {status}")

@@ -47,6 +47,8 @@ MAX_DIRECTIONS = 10**9
 MAX_CURVE_POINTS = 1001
 # Sums over rounds and nodes stay finite, and so do their squares.
 MAX_METRIC = 1e100
+# Numbers in all lists of a reply's metrics: their mean is in the history and in every result.
+MAX_LISTED_METRICS = 100_000
 
 # --- texts and bytes ------------------------------------------------------------------------
 

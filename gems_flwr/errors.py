@@ -108,6 +108,17 @@ class FlowerCliError(GemsError, RuntimeError):
     """
 
 
+class NotInstalledError(GemsError, RuntimeError):
+    """A command needs more than is installed; the message says what to install.
+
+    Examples
+    --------
+    >>> from gems_flwr import GemsError, NotInstalledError
+    >>> issubclass(NotInstalledError, GemsError)
+    True
+    """
+
+
 class MultiModelError(GemsError, ValueError):
     """Budget, models and nodes of a multi-model run do not fit together.
 
@@ -119,8 +130,19 @@ class MultiModelError(GemsError, ValueError):
     """
 
 
+class MissingModError(GemsError):
+    """The nodes' app has no mod that answers what the strategy asks; the message says which to add.
+
+    Examples
+    --------
+    >>> from gems_flwr import GemsError, MissingModError
+    >>> issubclass(MissingModError, GemsError)
+    True
+    """
+
+
 class NotEnoughNodesError(GemsError):
-    """Fewer nodes than `min_nodes` were connected when waiting ended.
+    """Fewer nodes than a strategy needs were connected when waiting ended.
 
     Examples
     --------

@@ -1,15 +1,17 @@
-"""An option that a class does not have is refused with what to write instead."""
+"""An option that a class or function does not have is refused with what to write instead."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
 
 from gems_flwr.errors import OptionError
 
 Class = TypeVar("Class", bound=type)
+Arguments = ParamSpec("Arguments")
+Returned = TypeVar("Returned")
 
 
 def with_hints(hint: Callable[[type, str], str]) -> Callable[[Class], Class]:
@@ -35,5 +37,30 @@ def with_hints(hint: Callable[[type, str], str]) -> Callable[[Class], Class]:
 
         cls.__init__ = checked  # type: ignore[misc]
         return cls
+
+    return decorate
+
+
+def refuse_keywords(
+    instead: Mapping[str, str],
+) -> Callable[[Callable[Arguments, Returned]], Callable[Arguments, Returned]]:
+    """Return a decorator for functions that once had other keywords.
+
+    Parameters
+    ----------
+    instead : mapping from str to str
+        By the old keyword, what to write now.
+    """
+
+    def decorate(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
+        @functools.wraps(function)
+        def checked(*values: Arguments.args, **options: Arguments.kwargs) -> Returned:
+            for name in options:
+                if name in instead:
+                    text = f"write {instead[name]}: {function.__name__} has no {name}="
+                    raise OptionError(text)
+            return function(*values, **options)
+
+        return checked
 
     return decorate

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 Float = NDArray[np.float64]
 # A model: arrays by the names of its parameters.
 Arrays = Mapping[str, NDArray]
+# What nodes and servers tell of a round: numbers, and lists of numbers, by name.
+Metrics = Mapping[str, float | list[int] | list[float]]
 # How many directions of a class's covariance a cone has; see `moments.cone_building`.
 Rank = int | Literal["auto", "full"]
 # What the deviation of a neuron's output is counted in; see `radii.neuron_data`.

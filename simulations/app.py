@@ -1,8 +1,9 @@
 """The repository as a Flower app: what ``flwr run .`` starts, on simulated or on real nodes.
 
-The run config's ``overrides`` are those of ``python -m simulations.run``; ``output`` is the
-folder for the results. A node's data is what its ``--node-config`` says: ``data='/srv/data'``, a
-folder of its own (see `simulations.data.own_data`), or ``partition-id=0``, a part of the data set.
+The run config's ``overrides`` are those of ``python -m simulations.run``; ``output`` says where the
+results go (see `simulations.results_folder`), and so does the log. A node's data is what its
+``--node-config`` says: ``data='/srv/data'``, a folder of its own (see `simulations.data.own_data`),
+or ``partition-id=0``, a part of the data set.
 
 What a node gives away is what its own limits allow (`gems_flwr.NodeLimits`), also from its
 ``--node-config``. Raw data and noise from a known seed are refused here whatever they are: that
@@ -27,7 +28,10 @@ from simulations.config import ConfigError, compose_config
 from simulations.data.own_data import own_folder
 from simulations.experiment.execution import run_server
 from simulations.experiment.experiment import experiment_of
+from simulations.results_folder import results_folder
 
+# Where Flower has unpacked this app.
+BUNDLE = Path(__file__).resolve().parents[1]
 # Beside a node's own data: what it has spent of its privacy.
 LEDGER = "privacy-spent.json"
 
@@ -68,13 +72,14 @@ def main(grid: Grid, context: Context) -> None:
     """Run the strategy that the run config names."""
     text = _config_text(str(context.run_config["overrides"]))
     experiment = experiment_of(text)
-    output = str(context.run_config["output"])
-    folder = Path(output) if output else Path("runs") / experiment.config.run_name()
+    name = experiment.config.run_name()
+    folder = results_folder(str(context.run_config["output"]), name, bundle=BUNDLE)
+    log_event("results", folder=folder)
     result = run_server(experiment, grid, folder, simulated=False)
     log_event(
         "result",
         accuracy=result["accuracy"],
         bytes_up=result["bytes_up"],
         bytes_down=result["bytes_down"],
-        folder=folder.resolve(),
+        folder=folder,
     )

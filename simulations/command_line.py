@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 from rich.console import Console
@@ -19,6 +20,8 @@ from gems_flwr.errors import GemsError
 EXIT_FAILED = 1
 EXIT_MISTAKE = 2
 EXIT_INTERRUPTED = 130
+# Whether this is the copy that comes with an installed library; see `setup.py`.
+IS_BUNDLED = Path(__file__).resolve().parents[1].name == "bundled"
 
 
 class UsageError(GemsError, ValueError):
@@ -31,6 +34,11 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End with the complaint and status 2."""
         self.exit(EXIT_MISTAKE, f"{self.prog}: error: {message} (--help lists the options)\n")
+
+
+def program(name: str) -> str:
+    """Return what to type for a command, such as ``run``, where this is installed."""
+    return f"gems-flwr {name}" if IS_BUNDLED else f"python -m simulations.{name}"
 
 
 def count(text: str) -> int:

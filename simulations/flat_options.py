@@ -32,6 +32,8 @@ _HEAD = ("select", "ridge", "class_weight", "on_empty", "robust")
 _LAYERS: tuple[str, ...] = ("merge", "clusters", "epsilon_hidden", "deviation", "max_hidden")
 _LAYERS = (*_LAYERS, "budget", "radius", "directions", "outgoing", "max_rows", "head", "output")
 _SERVER_SIDE = (*_HEAD, "audit", "layer")
+# Options that came later, and what they do if nobody sets them: what was done before.
+_LATER = {"backbone": "auto"}
 
 
 def flat_strategy(strategy: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,7 +44,7 @@ def flat_strategy(strategy: Mapping[str, Any]) -> dict[str, Any]:
     strategy : mapping
         The section ``strategy`` of a config, old or new.
     """
-    flat = dict(strategy)
+    flat = {key: value for key, value in strategy.items() if _LATER.get(key, ...) != value}
     if isinstance(flat.get("space"), Mapping):
         flat |= _flat_space(flat, _EPSILON)
     if isinstance(flat.get("neurons"), Mapping):

@@ -19,7 +19,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from hypothesis import settings
 
-from gems_flwr.client.fault_reply_mod import fault_reply_mod, node_name
+from gems_flwr.client.fault_reply_mod import fault_reply_mod
 from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from gems_flwr.wire.model_replies import pack_metrics_reply, pack_name
 from gems_flwr.wire.records import to_numpy, to_record
@@ -97,10 +97,6 @@ def toy_app(behaviours: Mapping[int, Behaviour] | None = None, guarded: bool = T
         metrics = {"mean_weight": float(weight.mean())}
         content = pack_metrics_reply(metrics, num_examples=node + 1, name=str(node))
         return Message(content, reply_to=message)
-
-    @app.query("introduce", mods=mods)
-    def introduce(message: Message, context: Context) -> Message:
-        return Message(pack_name(node_name(context)), reply_to=message)
 
     return app
 

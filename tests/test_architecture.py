@@ -3,9 +3,11 @@
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import defaultdict
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -91,13 +93,50 @@ def test_no_room_imports_from_a_storey_above(path):
 def test_record_keys_are_spelled_out_in_the_wire_module_alone():
     keys = {"server-round", "num-examples", "run-seed", "space-request", "class-sums", "verify"}
     keys |= {"neuron-request", "frozen-layers", "multi-model", "local-loss", "update-norm"}
-    keys |= {"statistics-request"}
+    keys |= {"statistics-request", "tell-name"}
     for path in modules(LIBRARY):
         if path.parent.name == "wire":
             continue
         tree = ast.parse(path.read_text())
         strings = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
         assert not keys & {s for s in strings if isinstance(s, str)}, path
+
+
+# The rooms of Flower that are public; of each, what its ``__all__`` lists.
+FLOWERS_ROOMS = (
+    *("flwr.app", "flwr.clientapp", "flwr.clientapp.mod", "flwr.simulation"),
+    *("flwr.serverapp", "flwr.serverapp.strategy"),
+)
+
+
+def flowers_private_names(path):
+    public = {f"{room}.{name}" for room in FLOWERS_ROOMS for name in import_module(room).__all__}
+    names = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return [name for name in names if name.split(".")[0] == "flwr" and name not in public]
+
+
+@pytest.mark.parametrize("path", EVERYTHING, ids=lambda p: str(p.relative_to(ROOT)))
+def test_what_flower_does_not_make_public_is_imported_in_one_place(path):
+    """And its messages are numbered there alone, for which there is no public way either."""
+    private = flowers_private_names(path)
+    if path == LIBRARY / "runtime" / "flower_internals.py":
+        assert private
+    else:
+        assert private == []
+        assert '_message_id"' not in path.read_text()
+
+
+def test_what_is_taken_from_flowers_insides_is_there_and_used():
+    internals = import_module("gems_flwr.runtime.flower_internals")
+    users = [p.read_text() for p in EVERYTHING if p.stem != "flower_internals"]
+    for name in internals.__all__:
+        assert hasattr(internals, name)
+        assert any(re.search(rf"\b{name}\b", text) for text in users), name
 
 
 def test_nothing_unpickles():

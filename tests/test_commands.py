@@ -1,6 +1,7 @@
 """A user's mistake ends a command with a line that says what is wrong, never with a traceback."""
 
 import contextlib
+import importlib.util
 import inspect
 import logging
 import os
@@ -145,11 +146,93 @@ def flower(tmp_path, monkeypatch):
     ],
 )
 def test_what_flower_refuses_is_said_in_one_line(flower, capsys, arguments, said):
-    assert ends(gems_flwr_main, "run", *arguments) == 2
+    assert ends(gems_flwr_main, "submit", *arguments) == 2
     told = capsys.readouterr().err
     assert said in told
     assert told.count("\n") == 1
     assert "Traceback" not in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "instead"),
+    [
+        ((".",), "gems-flwr submit ."),
+        (("my-app", "my-superlink"), "gems-flwr submit my-app"),
+        (("-c", "rounds=3"), "gems-flwr submit APP"),
+    ],
+)
+def test_whoever_submits_an_app_by_the_simulations_command_is_told_the_other(
+    capsys, arguments, instead
+):
+    assert ends(gems_flwr_main, "run", *arguments) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(instead)
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["run", "report", "reproduce"])
+def test_without_the_extra_a_command_says_what_to_install(capsys, monkeypatch, command):
+    there = importlib.util.find_spec
+    gone = ("hydra", "ray")
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name in gone else there(name)
+    )
+    assert ends(gems_flwr_main, command) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("pip install 'gems-flwr[simulations]'")
+    assert "hydra, ray" in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_the_command_finds_the_simulations_wherever_the_user_is(tmp_path):
+    """Also where the user has a package of the same name; runs land in the user's folder."""
+    (tmp_path / "simulations").mkdir()
+    (tmp_path / "simulations" / "__init__.py").write_text("raise ImportError('not this one')")
+    done = subprocess.run(
+        [sys.executable, "-m", "gems_flwr", "run", "-m", "strategy=gems", *SMALL, "seed=0,1"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.glob("runs/**/result.json"))) == 2
+
+
+@pytest.fixture
+def submitted(monkeypatch):
+    """What ``flwr`` is asked to submit; it completes at once."""
+    asked = []
+
+    class Completes:
+        def __init__(self, superlink):
+            self.superlink = superlink
+
+        def submit(self, app, *options):
+            asked.append((app, self.superlink, *options))
+            return 7
+
+        def follow(self, run_id):
+            assert run_id == 7
+
+        def wait(self, run_id):
+            return "finished:completed"
+
+    monkeypatch.setattr("gems_flwr.__main__.FlowerCli", Completes)
+    return asked
+
+
+def test_an_app_is_told_to_write_below_its_own_folder(flower, submitted, tmp_path, capsys):
+    app = tmp_path / "app"
+    app.mkdir()
+    (app / "pyproject.toml").write_text('[tool.flwr.app.config]\noutput = ""\n')
+    assert ends(gems_flwr_main, "submit", "app", "gone", "-c", "rounds=3") == 0
+    where = f'output="{app}/runs/"'
+    assert submitted == [("app", "gone", "-c", "rounds=3", "-c", where)]
+    assert f"results will be below {app}/runs/" in capsys.readouterr().out
+    assert ends(gems_flwr_main, "submit", "app", "gone", "-c", "output='/srv'") == 0
+    assert submitted[1] == ("app", "gone", "-c", "output='/srv'")
 
 
 SMALL = ("dataset=digits", "nodes=3", "rounds=1", "progress=false")

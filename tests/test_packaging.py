@@ -1,5 +1,7 @@
 """What is published: an sdist, the wheel made from it, and that it works for a user."""
 
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -16,6 +18,8 @@ import pytest
 from helpers_patience import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parent.parent
+# What is ready to run, and lies below the package in a wheel.
+READY = ("simulations", "conf")
 # One worker builds for all.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("packaging")]
 
@@ -48,8 +52,8 @@ def wheel(published):
     return path
 
 
-def test_the_sdist_holds_the_library_and_neither_tests_nor_experiments(published):
-    """Tests need data, configs and apps of the repository; without those they had better not be."""
+def test_the_sdist_holds_what_the_wheel_is_made_from_and_no_more(published):
+    """Tests need data and apps of the repository; without those they had better not be."""
     (path,) = published.glob("gems_flwr-*.tar.gz")
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
@@ -61,28 +65,41 @@ def test_the_sdist_holds_the_library_and_neither_tests_nor_experiments(published
         "MANIFEST.in",
         "PKG-INFO",
         "README.md",
+        "conf",
         "gems_flwr",
         "gems_flwr.egg-info",
         "pyproject.toml",
         "setup.cfg",
+        "setup.py",
+        "simulations",
     }
-    here = {
+    here = {"setup.py"} | {
         path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "gems_flwr").rglob("*")
-        if path.suffix == ".py" or path.name == "py.typed"
+        for folder in ("gems_flwr", *READY)
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
     }
-    assert here == {name for name in names if name.endswith((".py", "py.typed"))}
+    kinds = (".py", "py.typed", ".yaml", ".csv", ".json")
+    assert here == {name for name in names if name.endswith(kinds)}
 
 
-def test_the_wheel_holds_nothing_but_the_library(wheel):
+def test_the_wheel_holds_the_library_and_below_it_the_simulations(wheel):
+    """No top-level ``simulations`` or ``conf`` in the environments of users."""
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"gems_flwr"}
-    assert all(
-        name.endswith((".py", "/py.typed")) for name in names if name.startswith("gems_flwr/")
-    )
+    bundle = "gems_flwr/bundled/"
+    library = [n for n in names if n.startswith("gems_flwr/") and not n.startswith(bundle)]
+    assert all(name.endswith((".py", "/py.typed")) for name in library)
     assert "gems_flwr/py.typed" in names
     assert "gems_flwr/strategies/fedavg.py" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
+    here = {
+        path.relative_to(ROOT).as_posix()
+        for folder in READY
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert here == {n.removeprefix(bundle) for n in names if n.startswith(bundle)}
 
 
 def test_the_metadata_is_what_an_index_shows(wheel):
@@ -126,18 +143,49 @@ def test_the_readme_links_from_anywhere():
     assert [name for name in files if not (ROOT / name).is_file()] == []
 
 
-def test_the_wheel_installs_into_an_empty_environment_and_runs(wheel, tmp_path):
-    """The dependencies are lent by this environment through a path file; the library is not."""
-    venv.create(tmp_path / "env", with_pip=False)
-    python = tmp_path / "env" / "bin" / "python"
-    site = tmp_path / "env" / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
+@pytest.fixture(scope="module")
+def environment(wheel, tmp_path_factory):
+    """Return the folder of an environment with the wheel and lent dependencies.
+
+    They are lent by this environment through a path file; the library is not.
+    """
+    folder = tmp_path_factory.mktemp("env")
+    venv.create(folder, with_pip=False)
     subprocess.run(
-        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", site, wheel],
+        [
+            *(sys.executable, "-m", "pip", "--python", folder / "bin" / "python"),
+            *("install", "--quiet", "--no-deps", "--no-index", wheel),
+        ],
         check=True,
         timeout=HANG_SECONDS,
     )
+    site = site_of(folder)
     assert {p.name.split("-")[0] for p in site.iterdir()} == {"gems_flwr"}
+    # The names of an editable installation are not on this path.
     (site / "lent.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    return folder
+
+
+def site_of(environment):
+    name = f"python{sysconfig.get_python_version()}"
+    return environment / "lib" / name / "site-packages"
+
+
+def call(environment, folder, *command):
+    """Run a program of the environment in a folder; nothing of this one is on its path."""
+    program, *arguments = command
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "GEMS_FLWR"))}
+    return subprocess.run(
+        [environment / "bin" / program, *arguments],
+        cwd=folder,
+        env={**kept, "COLUMNS": "200", "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+    )
+
+
+def test_the_wheel_installs_into_an_empty_environment_and_runs(environment, tmp_path):
     script = """
 import gems_flwr, numpy as np
 from flwr.app import ArrayRecord, Array, Message, MetricRecord, RecordDict
@@ -149,16 +197,146 @@ def train(message, context):
     metrics = MetricRecord({"num-examples": 1})
     content = RecordDict({"arrays": message.content["arrays"], "metrics": metrics})
     return Message(content, reply_to=message)
-result = FedAvg().start(InProcessGrid(app, 2), ArrayRecord({"a": Array(np.ones(2))}))
+result = FedAvg(fraction_evaluate=0.0).start(
+    InProcessGrid(app, 2), ArrayRecord({"a": Array(np.ones(2))})
+)
 print(gems_flwr.__file__, result.arrays["a"].numpy().tolist())
 """
+    done = call(environment, tmp_path, "python", "-I", "-c", script)
+    assert done.returncode == 0, done.stderr
+    assert str(site_of(environment)) in done.stdout
+    assert "[1.0, 1.0]" in done.stdout
+
+
+# An ordinary app, of which the README shows the lines that change.
+APP = """
+import torch
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from sklearn.datasets import load_digits
+from torch.utils.data import DataLoader, TensorDataset
+from gems_flwr import InProcessGrid
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.output = torch.nn.Linear(64, 200), torch.nn.Linear(200, 10)
+    def forward(self, x):
+        return self.output(torch.relu(self.hidden(x)))
+
+def load_data(partition_id, num_partitions):
+    X, y = load_digits(return_X_y=True)
+    X, y = torch.tensor(X / 16, dtype=torch.float32), torch.tensor(y)
+    rows = torch.argsort(y, stable=True).tensor_split(num_partitions)[partition_id]
+    train, test = rows[rows % 5 > 0], rows[rows % 5 == 0]
+    parts = [TensorDataset(X[part], y[part]) for part in (train, test)]
+    return tuple(DataLoader(part, batch_size=32) for part in parts)
+
+{client}
+
+@app.train()
+def train(msg, context):
+    model = Net()
+    model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
+    loader, _ = data(context)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for inputs, labels in loader:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+    metrics = MetricRecord({{"num-examples": len(loader.dataset)}})
+    content = RecordDict({{"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}})
+    return Message(content, reply_to=msg)
+
+@app.evaluate()
+def evaluate(msg, context):
+    metrics = MetricRecord({{"num-examples": 1, "accuracy": 0.5}})
+    return Message(RecordDict({{"metrics": metrics}}), reply_to=msg)
+
+torch.manual_seed(0)
+grid, arrays = InProcessGrid(app, 5), ArrayRecord(Net().state_dict())
+
+{server}
+
+scores = result.details["node_scores"].values()
+print("gems", len(scores), min(scores), result.traffic.bytes_up)
+
+{fedavg}
+
+{metered}
+"""
+
+
+def test_the_readmes_snippets_run_from_the_wheel(environment, tmp_path):
+    """Five nodes with two digits each; the model of one round is good for every one of them."""
+    text = (ROOT / "README.md").read_text()
+    server, client, fedavg, metered = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    script = APP.format(server=server, client=client, fedavg=fedavg, metered=metered)
+    (tmp_path / "app.py").write_text(script)
+    done = call(environment, tmp_path, "python", "-I", "app.py")
+    assert done.returncode == 0, done.stderr
+    said, counted = done.stdout.splitlines()
+    _, nodes, worst, bytes_up = said.split()
+    assert int(nodes) == 5
+    assert float(worst) > 0.75
+    assert int(bytes_up) > 0
+    # FedAvg chose half of the nodes, and its state is where it was told.
+    assert counted.startswith("Traffic(")
+    assert (tmp_path / "state").is_dir()
+
+
+def finished(folder):
+    (path,) = folder.glob("runs/**/result.json")
+    return json.loads(path.read_text())
+
+
+def test_the_installed_command_runs_simulations_from_an_empty_folder(environment, tmp_path):
+    done = call(environment, tmp_path, "gems-flwr", "run", "strategy=gems", "nodes=3")
+    assert done.returncode == 0, done.stderr
+    assert finished(tmp_path)["rounds"] == 1
+    done = call(environment, tmp_path, "gems-flwr", "report", "runs")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "runs" / "report.html").is_file()
+
+
+def test_the_installed_command_knows_the_papers_and_what_needs_a_checkout(environment, tmp_path):
+    done = call(environment, tmp_path, "gems-flwr", "reproduce")
+    assert done.returncode == 0, done.stderr
+    assert "gems2019_convex" in done.stdout
+    assert "gems-flwr reproduce NAME" in done.stdout
+    done = call(environment, tmp_path, "gems-flwr", "reproduce", "gems2019_convex", "--show")
+    assert done.returncode == 0, done.stderr
+    done = call(environment, tmp_path, "gems-flwr", "reproduce", "--page")
+    assert done.returncode == 2
+    assert "need a checkout" in done.stderr
+
+
+def test_without_what_the_extra_brings_the_installed_command_says_so(wheel, tmp_path):
+    """The library's own dependencies are not needed either to say it."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    code = f"import sys; sys.path.append({str(tmp_path)!r}); "
+    code += "from gems_flwr.runtime.ready_simulations import start_simulations as start; "
+    code += "start('run', [])"
     done = subprocess.run(
-        [python, "-I", "-c", script],
-        cwd=tmp_path,
+        [sys.executable, "-I", "-S", "-c", code],
         capture_output=True,
         text=True,
         timeout=HANG_SECONDS,
     )
+    assert "NotInstalledError: pip install 'gems-flwr[simulations]'" in done.stderr
+
+
+@pytest.mark.deep
+def test_the_installed_command_runs_on_ray(environment, tmp_path):
+    """Ray's workers find the bundled simulations, too; the numbers are the in-process ones."""
+    options = ("strategy=fedavg", "nodes=3", "rounds=2")
+    done = call(environment, tmp_path, "gems-flwr", "run", *options)
     assert done.returncode == 0, done.stderr
-    assert str(site) in done.stdout
-    assert "[1.0, 1.0]" in done.stdout
+    (tmp_path / "ray").mkdir()
+    done = call(environment, tmp_path / "ray", "gems-flwr", "run", *options, "backend=ray")
+    assert done.returncode == 0, done.stderr
+    (path,) = (tmp_path / "runs").glob("**/result.json")
+    embedded, on_ray = json.loads(path.read_text()), finished(tmp_path / "ray")
+    for key in ("accuracy", "loss", "bytes_up", "bytes_down"):
+        assert embedded[key] == on_ray[key], key

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gems_flwr.typing import Arrays
+from gems_flwr.typing import Arrays, Metrics
 
 
 def weighted_mean(models: Sequence[Arrays], weights: Sequence[float]) -> dict[str, NDArray]:
@@ -61,25 +61,37 @@ def _summed(arrays: Sequence[NDArray], factors: Sequence[float]) -> NDArray:
 
 
 def mean_metrics(
-    metrics: Sequence[Mapping[str, float]], weights: Sequence[float]
-) -> dict[str, float]:
-    """Return the weighted mean of those metrics that all have.
+    metrics: Sequence[Metrics], weights: Sequence[float]
+) -> dict[str, float | list[float]]:
+    """Return the weighted mean of those metrics that all have, of lists number by number.
 
     Parameters
     ----------
-    metrics : sequence of mappings from str to float
+    metrics : sequence of mappings from str to float or list of float
         At least one.
     weights : sequence of float
         One positive weight for each.
     """
     total = sum(weights)
-    common = [key for key in metrics[0] if all(key in each for each in metrics)]
-    return {
-        key: sum(
-            each[key] * (weight / total) for each, weight in zip(metrics, weights, strict=True)
-        )
-        for key in common
-    }
+    shares = [weight / total for weight in weights]
+    means: dict[str, float | list[float]] = {}
+    for key in metrics[0]:
+        if len({metric_form(each.get(key)) for each in metrics}) > 1:
+            continue
+        rows = [value if isinstance(value := each[key], list) else [value] for each in metrics]
+        mean = [
+            sum(number * share for number, share in zip(column, shares, strict=True))
+            for column in zip(*rows, strict=True)
+        ]
+        means[key] = mean if isinstance(metrics[0][key], list) else mean[0]
+    return means
+
+
+def metric_form(value: float | list[int] | list[float] | None) -> str:
+    """Return what can be averaged with what: numbers, and lists of one length."""
+    if value is None:
+        return "missing"
+    return f"a list of {len(value)}" if isinstance(value, list) else "a number"
 
 
 def with_floats_of(model: Arrays, average: Arrays) -> dict[str, NDArray]:

@@ -24,12 +24,12 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
-from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from gems_flwr.averaging.distances import squared_distance
 from gems_flwr.client.fault_reply_mod import fault_reply_mod, node_name
 from gems_flwr.errors import OutdatedMessageError
-from gems_flwr.wire.asking import requested_averaging
+from gems_flwr.runtime.flower_internals import ClientAppCallable, Mod
+from gems_flwr.wire.asking import requested_averaging, wants_name
 from gems_flwr.wire.averaging_replies import (
     pack_averaging_reply,
     pack_needs_model,
@@ -95,6 +95,8 @@ def dynamic_averaging_mod() -> Mod:
     """
 
     def guarded(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        if wants_name(message.content):
+            return fault_reply_mod(message, context, call_next)
         if requested_averaging(message.content) is None:
             return call_next(message, context)
         before = dict(context.state)

@@ -5,17 +5,20 @@ can kill the worker. `fault_reply_mod` sits around any handler and turns every f
 error reply at once::
 
     app = ClientApp(mods=[fault_reply_mod])
+
+All mods of this library go through it, so this is also where a node says its name, to a server that
+has to know who is who before it asks for anything else (see `gems_flwr.server.nodes`).
 """
 
 from __future__ import annotations
 
 from flwr.app import Context, Error, Message
-from flwr.clientapp.typing import ClientAppCallable
 
 from gems_flwr.errors import GemsError, describe_fault
-
-# Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION; the enum is not public.
-HANDLER_RAISED = 2
+from gems_flwr.runtime.flower_internals import HANDLER_RAISED, ClientAppCallable
+from gems_flwr.wire.asking import wants_name
+from gems_flwr.wire.fault_reasons import fault_reason
+from gems_flwr.wire.model_replies import pack_name
 
 
 def node_name(context: Context) -> str:
@@ -29,6 +32,8 @@ def node_name(context: Context) -> str:
 
 def fault_reply_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Run the handler; reply with an error that names the node and the fault if it fails.
+
+    Where the server asks for nothing but the node's name, it is told without the handler.
 
     Examples
     --------
@@ -47,6 +52,8 @@ def fault_reply_mod(message: Message, context: Context, call_next: ClientAppCall
     train failed on node 0: the handler returned NoneType, expected a Message
     """
     try:
+        if wants_name(message.content):
+            return Message(pack_name(node_name(context)), reply_to=message)
         reply = call_next(message, context)
         if isinstance(reply, Message):
             return reply
@@ -54,6 +61,5 @@ def fault_reply_mod(message: Message, context: Context, call_next: ClientAppCall
     except Exception as error:
         # Errors of ours say what to do; for others the place may help.
         fault = str(error) if isinstance(error, GemsError) else describe_fault(error)
-    kind = message.metadata.message_type
-    reason = f"{kind} failed on node {node_name(context)}: {fault}"
+    reason = fault_reason(message.metadata.message_type, node_name(context), fault)
     return Message(Error(code=HANDLER_RAISED, reason=reason), reply_to=message)

@@ -2,47 +2,55 @@
 
 It sits around the user's own train handler::
 
-    app = ClientApp(mods=[good_enough_mod(validation)])
+    app = ClientApp(mods=[good_enough_mod(data, model=Net)])  # data(context) -> (train, validation)
 
 and does nothing unless the server's `Gems` or `LayerwiseGems` strategy asks for a space. Then it
 lets the handler train (a cone needs no trained model, so there it does not), builds the space on
 the node's data and replies with it instead of the model. In the verification round it scores the
 server's model and answers with one number.
 
-Layer by layer the networks that come have other widths than the handler's model, and their
-lowest layers are common to all nodes. The handler has to respect both; see
-`gems_flwr.networks.surgery` for the two calls that do it.
+Where a network's lowest layers are common to all nodes, the handler must leave them alone: it
+calls ``freeze_layers(model, msg)``. One that does not is stopped at its first training step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import cast
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
-import torch
 from flwr.app import ArrayRecord, Context, Message
-from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import nn
 
 from gems_flwr.client.fault_reply_mod import fault_reply_mod, node_name
 from gems_flwr.client.limits import NodeLimits, refuse_bypass
 from gems_flwr.client.neuron_building import build_neurons
+from gems_flwr.client.node_backbone import complete_model
 from gems_flwr.client.privacy_ledger import spend
 from gems_flwr.errors import ModelError
-from gems_flwr.networks.inputs import Data, LayerReader
+from gems_flwr.keyword_hints import refuse_keywords
+from gems_flwr.networks.frozen_watch import watch_frozen
+from gems_flwr.networks.inputs import Data, LayerReader, batches, linear_layer
 from gems_flwr.networks.layers import weight_layers
+from gems_flwr.networks.node_data import Part, is_read_once, read_node_data
+from gems_flwr.networks.other_widths import try_other_widths
 from gems_flwr.radii.layer_data import LayerData
 from gems_flwr.radii.quality import Quality
+from gems_flwr.runtime.flower_internals import ClientAppCallable, Mod
 from gems_flwr.runtime.seeding import derive_seed
 from gems_flwr.spaces.output_layer import OutputLayer
 from gems_flwr.typing import Arrays
 from gems_flwr.wire.asking import (
+    frozen_layers,
     requested_neurons,
     requested_score,
     requested_space,
     wants_score,
+    wants_widths_tried,
 )
+from gems_flwr.wire.backbone_messages import pack_needs_backbone
+from gems_flwr.wire.handler_metrics import put_handler_metrics
 from gems_flwr.wire.keys import RUN_SEED, SERVER_ROUND
 from gems_flwr.wire.model_replies import instruction_config
 from gems_flwr.wire.neuron_replies import pack_neurons_reply
@@ -50,14 +58,18 @@ from gems_flwr.wire.records import only_model, to_numpy
 from gems_flwr.wire.requests import NeuronRequest
 from gems_flwr.wire.space_replies import pack_score_reply, pack_space_reply
 from gems_flwr.wire.space_requests import NodeLayer, SpaceRequest
+from gems_flwr.wire.width_replies import pack_widths_reply
 
-DataSource = Callable[[Context], Data]
+DataSource = Callable[[Context], Any]
+
+_TRIED_SAMPLES = 32
+_NOW = "good_enough_mod(data, model=Net) with data(context) that returns (train, validation)"
 
 
+@refuse_keywords({"train": _NOW, "validation": _NOW})
 def good_enough_mod(
-    validation: DataSource,
+    data: DataSource,
     *,
-    train: DataSource | None = None,
     model: Callable[[], nn.Module] | None = None,
     layer: str | None = None,
     activation: nn.Module | None = None,
@@ -67,11 +79,12 @@ def good_enough_mod(
 
     Parameters
     ----------
-    validation : callable
-        Gets the node's context, returns held-out data: a pair of arrays, or batches.
-    train : callable, optional
-        The same for the training data, from which class-moment cones are built; without it
-        they are built from the validation data.
+    data : callable
+        Gets the node's context, returns what the app's own ``load_data`` does: ``(train,
+        validation)``, each a torch ``DataLoader``, an iterable of batches (pairs, or Flower's
+        dicts) or a pair of arrays; or four arrays ``X_train, y_train, X_test, y_test``. Class
+        moments are taken from the training data, radii and scores from the validation data, which
+        may be None where neither is asked for.
     model : callable, optional
         Returns the torch module. Only a model that is a single linear layer can do without.
     layer : str, optional
@@ -95,8 +108,8 @@ def good_enough_mod(
     >>> def data(context):
     ...     node = context.node_config["partition-id"]
     ...     rng = np.random.default_rng(node)
-    ...     inputs = rng.normal(size=(100, 2)) + 5 * node
-    ...     return inputs.astype(np.float32), np.full(100, node)
+    ...     inputs, labels = rng.normal(size=(200, 2)) + 5 * node, np.full(200, node)
+    ...     return (inputs[:160], labels[:160]), (inputs[160:], labels[160:])
     >>> app = ClientApp(mods=[good_enough_mod(data)])
     >>> @app.train()
     ... def train(message, context):
@@ -120,6 +133,8 @@ def good_enough_mod(
             return neurons_reply(neurons, message, context, call_next)
         if wants_score(content):
             return score_reply(bounds, message, context)
+        if wants_widths_tried(content):
+            return widths_reply(message, context)
         return call_next(message, context)
 
     def space_reply(
@@ -130,58 +145,70 @@ def good_enough_mod(
         call_next: ClientAppCallable,
     ) -> Message:
         request = bounds.narrowed(request)
-        received = to_numpy(_arrays(message))
-        source = train if train is not None and request.reads == "train" else validation
-        reader, data, output = read_output(received, source, context)
-        trained = received
+        whole = complete_model(message, context, model)
+        if whole is None:
+            return lacks_backbone(message, context)
+        received = whole.arrays
+        reader, chosen, output = read_output(received, request.reads, context)
+        whole.check_output(output)
+        trained, reply = received, None
         if request.needs_training:
-            reply = call_next(message, context)
+            below = [key for key in received if key not in (output.weight, output.bias)]
+            with watch_frozen(received, below, partial(_forgotten, message)):
+                reply = call_next(message, context)
             if reply.has_error():
                 return reply
             trained = to_numpy(_arrays(reply))
-            below = [key for key in received if key not in (output.weight, output.bias)]
             _check_unchanged(received, trained, below)
-        weight, bias = _layer(trained, output)
+        weight, bias = linear_layer(trained, output)
         name = node_name(context)
         if request.private is not None:
             spend(request.private.squared_mu, bounds, context)
         seed = derive_seed(_run_seed(message), "space", _round(message), name)
-        samples = reader.read(data, output)
+        samples = reader.read(chosen, output)
         space = request.build(NodeLayer(weight, bias, samples, seed, bounds.rank_cap))
         bounds.check_release(space)
-        return Message(pack_space_reply(space, name=name), reply_to=message)
+        packed = pack_space_reply(space, name=name)
+        if reply is not None:
+            put_handler_metrics(packed, reply.content)
+        return Message(packed, reply_to=message)
 
     def neurons_reply(
         request: NeuronRequest, message: Message, context: Context, call_next: ClientAppCallable
     ) -> Message:
-        if model is None:
-            raise ModelError("a request for neurons needs the torch module: give the mod model=")
-        reply = call_next(message, context)
+        module = built()
+        received = to_numpy(_arrays(message))
+        below = [key for each in weight_layers(received)[: request.layer] for key in each.keys]
+        with watch_frozen(received, below, partial(_forgotten, message)):
+            reply = call_next(message, context)
         if reply.has_error():
             return reply
         trained = to_numpy(_arrays(reply))
-        received = to_numpy(_arrays(message))
-        below = weight_layers(received)[: request.layer]
-        _check_unchanged(received, trained, [key for layer in below for key in layer.keys])
+        _check_unchanged(received, trained, below)
         name, server_round = node_name(context), _round(message)
         balls = build_neurons(
             request,
             trained,
-            model(),
-            validation(context),
+            module,
+            part("validation", context),
             seed=derive_seed(_run_seed(message), "neurons", server_round, name),
             activation=activation,
         )
         content = pack_neurons_reply(
             balls, layer=request.layer, server_round=server_round, name=name
         )
+        put_handler_metrics(content, reply.content)
         return Message(content, reply_to=message)
 
     def score_reply(bounds: NodeLimits, message: Message, context: Context) -> Message:
         request, name = requested_score(message.content), node_name(context)
         bounds.check_score(request)
-        received = to_numpy(_arrays(message))
-        reader, held_out, output = read_output(received, validation, context)
+        whole = complete_model(message, context, model)
+        if whole is None:
+            return lacks_backbone(message, context)
+        received = whole.arrays
+        reader, held_out, output = read_output(received, "validation", context)
+        whole.check_output(output)
         score, total = _score(received, output, reader, held_out)
         if request.private is not None:
             spend(request.private.squared_mu, bounds, context)
@@ -190,14 +217,34 @@ def good_enough_mod(
             score = request.private.noised(round(score * total), total, noise_seed)
         return Message(pack_score_reply(score, name=name), reply_to=message)
 
+    def lacks_backbone(message: Message, context: Context) -> Message:
+        return Message(pack_needs_backbone(node_name(context)), reply_to=message)
+
+    def widths_reply(message: Message, context: Context) -> Message:
+        for x, _ in batches(part("validation", context)):
+            try_other_widths(built(), x[:_TRIED_SAMPLES])
+            break
+        return Message(pack_widths_reply(node_name(context)), reply_to=message)
+
+    def built() -> nn.Module:
+        if model is None:
+            raise ModelError(
+                "write good_enough_mod(data, model=Net): the server asks for the neurons of a "
+                "hidden layer, and only the torch module computes what they see"
+            )
+        return model()
+
+    def part(name: Part, context: Context) -> Data:
+        return read_node_data(data(context)).part(name)
+
     def read_output(
-        received: Arrays, source: DataSource, context: Context
+        received: Arrays, name: Part, context: Context
     ) -> tuple[LayerReader, Data, OutputLayer]:
         reader = LayerReader(received, model() if model else None, layer)
-        data = source(context)
-        output = reader.output_layer(data)
+        chosen = part(name, context)
+        output = reader.output_layer(chosen)
         # Of batches that can be had only once, finding the layer has taken some.
-        return reader, source(context) if isinstance(data, Iterator) else data, output
+        return reader, part(name, context) if is_read_once(chosen) else chosen, output
 
     def guarded(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         return fault_reply_mod(message, context, lambda m, c: good_enough(m, c, call_next))
@@ -215,6 +262,14 @@ def _run_seed(message: Message) -> int:
 
 def _round(message: Message) -> int:
     return cast(int, instruction_config(message.content).get(SERVER_ROUND, 0))
+
+
+def _forgotten(message: Message, changed: list[str]) -> ModelError:
+    """Return what a handler is told that trains a layer which all nodes share."""
+    todo = "train the output layer alone, for example with requires_grad_(False) on the others"
+    if frozen_layers(message.content):
+        todo = "write freeze_layers(model, msg) in the train handler, once the model is loaded"
+    return ModelError(f"{todo}: a training step changed {changed}, which all nodes must share")
 
 
 def _check_unchanged(sent: Arrays, trained: Arrays, frozen: Iterable[str]) -> None:
@@ -239,12 +294,6 @@ def _score(
 ) -> tuple[float, int]:
     """Return the accuracy of a model, and on how many samples."""
     data = reader.read(held_out, output)
-    weight, bias = _layer(arrays, output)
+    weight, bias = linear_layer(arrays, output)
     scores, labels = LayerData(weight, bias, data.inputs, data.labels).scores()
     return Quality(1.0).score(scores, labels), len(labels)
-
-
-def _layer(arrays: Arrays, output: OutputLayer) -> tuple[torch.Tensor, torch.Tensor | None]:
-    weight = torch.from_numpy(np.array(arrays[output.weight])).float()
-    bias = torch.from_numpy(np.array(arrays[output.bias])).float() if output.bias else None
-    return weight, bias

@@ -30,12 +30,12 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from flwr.app import Message
-from flwr.clientapp.typing import ClientAppCallable
 
 from gems_flwr.errors import BypassedPrivacyError, OptionError, RefusedError
 from gems_flwr.moments.automatic_rank import allowed_rank, may_send_full
 from gems_flwr.moments.class_sums import ClassSums
 from gems_flwr.moments.cone_building import MIN_COUNT
+from gems_flwr.runtime.flower_internals import ClientAppCallable
 from gems_flwr.spaces.cone import ClassMomentCone
 from gems_flwr.spaces.covariance import LowRankCovariance
 from gems_flwr.spaces.curved_space import CurvedSpace

@@ -2,7 +2,7 @@
 
 It sits around the user's own train handler::
 
-    app = ClientApp(mods=[multi_model_mod(holdings=lambda context: {"faces": 600, "words": 50})])
+    app = ClientApp(mods=[multi_model_mod(data, model={"faces": Net, "words": Reader})])
 
 and does nothing unless the server's strategy is `MultiModel`. Then it calls the handler once for
 each model that the node is to train, with an ordinary message: ``arrays``, and a ``config`` in
@@ -27,13 +27,19 @@ from typing import Any, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp.typing import ClientAppCallable, Mod
 from numpy.typing import NDArray
 
 from gems_flwr.averaging.steps import best_beta, residual_norm, update_of
 from gems_flwr.client.fault_reply_mod import fault_reply_mod, node_name
-from gems_flwr.errors import ModelError, OutdatedMessageError, describe_fault
-from gems_flwr.wire.asking import requested_models
+from gems_flwr.client.several_data import (
+    Builders,
+    DataByModel,
+    counted_holdings,
+    cross_entropy_loss,
+)
+from gems_flwr.errors import ModelError, OptionError, OutdatedMessageError, describe_fault
+from gems_flwr.runtime.flower_internals import ClientAppCallable, Mod
+from gems_flwr.wire.asking import requested_models, wants_name
 from gems_flwr.wire.keys import MULTI_MODEL, SERVER_ROUND
 from gems_flwr.wire.model_replies import instruction_config
 from gems_flwr.wire.multi_model_replies import (
@@ -57,8 +63,10 @@ Loss = Callable[[Context, str, ArrayRecord], float]
 
 
 def multi_model_mod(
+    data: DataByModel | None = None,
     *,
-    holdings: Callable[[Context], Mapping[str, int]],
+    model: Builders | None = None,
+    holdings: Callable[[Context], Mapping[str, int]] | None = None,
     capacity: Callable[[Context], int] = lambda _: 1,
     loss: Loss | None = None,
 ) -> Mod:
@@ -66,15 +74,21 @@ def multi_model_mod(
 
     Parameters
     ----------
-    holdings : callable
-        Gets the node's context, returns how many training examples it has for each model. A model
-        that is missing, or has 0, is never trained here.
+    data : callable, optional
+        Gets the node's context, returns for each model's name ``(train, validation)`` as for
+        `good_enough_mod`. Holdings and losses are taken from the training data.
+    model : mapping from str to callable, optional
+        By name, what returns the torch module; a model that is a single linear layer can do
+        without.
+    holdings : callable, optional
+        Gets the node's context, returns how many training examples it has for each model; counted
+        in `data` by default. A model that is missing, or has 0, is never trained here.
     capacity : callable, optional
         Returns B_i: the most models that the node trains in a round; 1 by default.
     loss : callable, optional
         Gets the context, a model's name and its arrays; returns the model's mean loss on the
-        node's training data, at least 0. Only rules that ask for losses need it, such as
-        ``sampling="lvr"``.
+        node's training data, at least 0; with `data`, the cross entropy by default. Only rules
+        that ask for losses need it, such as ``sampling="lvr"``.
 
     Examples
     --------
@@ -103,14 +117,28 @@ def multi_model_mod(
     >>> result.details["examples"]["0"], result.details["capacities"]["0"]
     ({'faces': 60, 'words': 5}, 2)
     """
+    if data is not None:
+        holdings = holdings or counted_holdings(data)
+        loss = loss or cross_entropy_loss(data, model or {})
+    if holdings is None:
+        raise OptionError(
+            "write multi_model_mod(data, model={'faces': Net, …}), where data(context) returns "
+            "{'faces': (train, validation), …}; or give holdings="
+        )
+    count = holdings
+
+    def introduce(message: Message, context: Context) -> Message:
+        held = Holdings(count(context), capacity(context))
+        return Message(pack_holdings(held, name=node_name(context)), reply_to=message)
 
     def guarded(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        if wants_name(message.content):
+            return fault_reply_mod(message, context, call_next)
         request = requested_models(message.content)
         if request is None:
             return call_next(message, context)
         if request.action == "introduce":
-            held = Holdings(holdings(context), capacity(context))
-            return Message(pack_holdings(held, name=node_name(context)), reply_to=message)
+            return fault_reply_mod(message, context, introduce)
         before = dict(context.state)
         asked = _ModelsMessage(message, context, call_next, request, loss)
         reply = fault_reply_mod(message, context, lambda *_: asked.answer())
@@ -182,8 +210,8 @@ class _ModelsMessage:
             return False
         if self.loss is None:
             raise ModelError(
-                "the server asks for local losses (sampling=lvr), but multi_model_mod was given "
-                "no loss"
+                "write multi_model_mod(data, model=…), or give loss=: the server asks for local "
+                "losses (sampling=lvr)"
             )
         self.records[name] = pack_part({}, loss=self.loss(self.context, name, weights))
         return True

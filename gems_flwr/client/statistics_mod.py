@@ -2,7 +2,7 @@
 
 It sits around the user's own train handler::
 
-    app = ClientApp(mods=[statistics_mod(training_data, model=Net)])
+    app = ClientApp(mods=[statistics_mod(data, model=Net)])  # data(context) -> (train, validation)
 
 and does nothing unless the server's `MergedModels` strategy asks for statistics. Then it lets the
 handler train, measures the trained model on the node's data, and adds the statistics to the reply.
@@ -11,17 +11,18 @@ handler train, measures the trained model on the node's data, and adds the stati
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 from flwr.app import Context, Message
-from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import nn
 
 from gems_flwr.client.fault_reply_mod import fault_reply_mod, node_name
 from gems_flwr.client.limits import NodeLimits, refuse_bypass
+from gems_flwr.keyword_hints import refuse_keywords
 from gems_flwr.model_merging.layer_statistics import statistics_shapes
 from gems_flwr.model_merging.measure import measure_statistics
-from gems_flwr.networks.inputs import Data
+from gems_flwr.networks.node_data import read_node_data
+from gems_flwr.runtime.flower_internals import ClientAppCallable, Mod
 from gems_flwr.runtime.seeding import derive_seed
 from gems_flwr.wire.asking import requested_statistics
 from gems_flwr.wire.keys import RUN_SEED
@@ -29,9 +30,12 @@ from gems_flwr.wire.model_replies import instruction_config, unpack_metrics_repl
 from gems_flwr.wire.records import only_model, to_numpy
 from gems_flwr.wire.statistics_replies import put_statistics
 
+_NOW = "statistics_mod(data, model=Net) with data(context) that returns (train, validation)"
 
+
+@refuse_keywords({"train": _NOW, "validation": _NOW})
 def statistics_mod(
-    train: Callable[[Context], Data],
+    data: Callable[[Context], Any],
     *,
     model: Callable[[], nn.Module] | None = None,
     limits: NodeLimits | None = None,
@@ -40,8 +44,9 @@ def statistics_mod(
 
     Parameters
     ----------
-    train : callable
-        Gets the node's context, returns its training data: a pair of arrays, or batches.
+    data : callable
+        Gets the node's context, returns ``(train, validation)`` as for `good_enough_mod`;
+        statistics are measured on the training data.
     model : callable, optional
         Returns the torch module. Only a model that is a single linear layer can do without.
     limits : NodeLimits, optional
@@ -55,7 +60,8 @@ def statistics_mod(
     >>> from gems_flwr import statistics_mod
     >>> def data(context):
     ...     rng = np.random.default_rng(context.node_config["partition-id"])
-    ...     return rng.normal(size=(100, 2)).astype(np.float32), np.arange(100) % 2
+    ...     train = rng.normal(size=(100, 2)).astype(np.float32), np.arange(100) % 2
+    ...     return train, None
     >>> app = ClientApp(mods=[statistics_mod(data)])
 
     and a train handler; `MergedModels` has a whole run.
@@ -86,7 +92,7 @@ def statistics_mod(
             request.method,
             request.labels,
             arrays,
-            train(context),
+            read_node_data(data(context)).part("train"),
             model=model() if model else None,
             seed=derive_seed(cast(int, config.get(RUN_SEED, 0)), "statistics", name),
         )

@@ -5,15 +5,15 @@ A user with a training handler of their own does not need it: our mods go around
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.clientapp.typing import ClientAppCallable, Mod
-from torch import nn
+from torch import Tensor, nn
 
 from gems_flwr.client.dynamic_averaging_mod import dynamic_averaging_mod
 from gems_flwr.client.fault_reply_mod import fault_reply_mod, node_name
+from gems_flwr.client.freezing import freeze_layers
 from gems_flwr.client.good_enough_mod import good_enough_mod
 from gems_flwr.client.gradients import corrected_gradients
 from gems_flwr.client.limits import NodeLimits
@@ -21,10 +21,12 @@ from gems_flwr.client.multi_model_mod import multi_model_mod
 from gems_flwr.client.statistics_mod import statistics_mod
 from gems_flwr.client.task import Task, TaskSet
 from gems_flwr.errors import ModelError, RefusedError
-from gems_flwr.networks.surgery import freeze_layers, resize_model
+from gems_flwr.networks.inputs import batches
+from gems_flwr.networks.node_data import NodeData
+from gems_flwr.networks.surgery import resize_model
+from gems_flwr.runtime.flower_internals import ClientAppCallable, Mod
 from gems_flwr.runtime.seeding import derive_seed
 from gems_flwr.wire.asking import (
-    frozen_layers,
     requested_averaging,
     requested_models,
     requested_statistics,
@@ -69,8 +71,8 @@ def task_client_app(
     ClientApp
         Handles ``train``, with or without a request for a good-enough space, for the balls of a
         layer's neurons (at the widths and with the frozen layers that the server wants), for
-        dynamic averaging, for statistics to merge by or for several models, ``evaluate`` and
-        ``query.introduce``; every fault in the task becomes an error reply.
+        dynamic averaging, for statistics to merge by or for several models, and ``evaluate``;
+        says its name when asked for it; every fault in the task becomes an error reply.
 
     Examples
     --------
@@ -115,10 +117,7 @@ def task_client_app(
         # Inert unless the server asks for a space.
         task = _pick(make_task(context), message)
         mod = good_enough_mod(
-            lambda _: task.validation_data(),
-            train=lambda _: task.training_data(),
-            model=task.build_model,
-            limits=bounds(context),
+            lambda _: _data_of(task), model=task.build_model, limits=bounds(context)
         )
         return mod(message, context, call_next)
 
@@ -128,7 +127,7 @@ def task_client_app(
             return call_next(message, context)
         task = _pick(make_task(context), message)
         mod = statistics_mod(
-            lambda _: task.training_data(), model=task.build_model, limits=bounds(context)
+            lambda _: _data_of(task), model=task.build_model, limits=bounds(context)
         )
         return mod(message, context, call_next)
 
@@ -165,7 +164,7 @@ def task_client_app(
             node_name(context),
             *_among_several(made, message),
         )
-        freeze_layers(model, frozen_layers(message.content))
+        freeze_layers(model, message)
         memory_key = "/".join([TASK_MEMORY, *_among_several(made, message)])
         kept = context.state.get(memory_key)
         if isinstance(kept, ArrayRecord):
@@ -194,6 +193,7 @@ def task_client_app(
             reply_to=message,
         )
 
+    # The question of servers of earlier versions.
     @app.query(INTRODUCE.split(".")[1], mods=guarded)
     def introduce(message: Message, context: Context) -> Message:
         return Message(pack_name(node_name(context)), reply_to=message)
@@ -207,6 +207,20 @@ def task_client_app(
         return Message(reply, reply_to=message)
 
     return app
+
+
+class _WhenRead:
+    """Data that a task is asked for only if somebody reads them."""
+
+    def __init__(self, get: Callable[[], tuple[Tensor, Tensor]]) -> None:
+        self._get = get
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return batches(self._get())
+
+
+def _data_of(task: Task) -> NodeData:
+    return NodeData(_WhenRead(task.training_data), _WhenRead(task.validation_data))
 
 
 def _load_model(task: Task, content: RecordDict) -> nn.Module:

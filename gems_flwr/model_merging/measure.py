@@ -92,8 +92,8 @@ def _prepared(
     if model is None:
         if len(layers) > 1:
             raise ModelError(
-                f"the model has {len(layers)} layers; give the mod the torch module (model=), so "
-                "that it can compute what each of them sees"
+                f"write statistics_mod(data, model=Net): the model has {len(layers)} layers, and "
+                "only the torch module computes what each of them sees"
             )
         (layer,) = layers
         linear = nn.Linear(layer.shape[0], layer.width, bias=layer.bias is not None)

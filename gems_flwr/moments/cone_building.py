@@ -51,7 +51,10 @@ def cone_from_sums(
     counts = np.rint(sums.counts).astype(np.int64)
     keep = counts >= max(1, min_count)
     if not keep.any():
-        expected = f"a class with at least {min_count} samples"
+        expected = (
+            f"a class with at least {min_count} samples (fewer would show too much of each one: "
+            "bring more data, or ask with noise, Cone(dp_epsilon=…))"
+        )
         raise SpaceError("counts", expected, f"at most {int(counts.max(initial=0))}")
     means, covariances = sums.moments()
     gone = sorted(set(sums.labels[~keep].tolist()))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -35,13 +36,23 @@ def batches(data: Data) -> Iterator[tuple[Tensor, Tensor]]:
         ``labels``, ``target`` or ``y`` and one other.
     """
     if isinstance(data, tuple | list) and len(data) == 2 and hasattr(data[1], "shape"):
-        inputs, labels = torch.as_tensor(data[0]), torch.as_tensor(data[1])
+        inputs, labels = _tensor(data[0]), _tensor(data[1])
         for start in range(0, len(labels), _BATCH):
             yield inputs[start : start + _BATCH], labels[start : start + _BATCH]
         return
     for batch in data:
-        inputs, labels = _pair(batch)
-        yield torch.as_tensor(inputs), torch.as_tensor(labels)
+        inputs, labels = map(_tensor, _pair(batch))
+        if labels.ndim == 0:
+            raise ModelError(
+                "return loaders, for example DataLoader(dataset, batch_size=32): what came is a "
+                "single sample, not a batch"
+            )
+        yield inputs, labels
+
+
+def _tensor(values: Any) -> Tensor:
+    # By way of numpy, which knows pandas' frames and lists of arrays, too.
+    return values if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
 
 
 def _pair(batch: Any) -> tuple[Any, Any]:
@@ -55,6 +66,36 @@ def _pair(batch: Any) -> tuple[Any, Any]:
             f"a batch must have its inputs and one of {list(_LABEL_NAMES)}, got {list(batch)}"
         )
     return batch[others[0]], batch[named[0]]
+
+
+def _classes(labels: Tensor, samples: int) -> Tensor:
+    """Return one class number per sample; they may come as floats of shape (n, 1)."""
+    flat = labels.reshape(-1)
+    if len(flat) != samples:
+        raise ModelError(
+            f"labels must be one class number per sample, got shape {tuple(labels.shape)} for "
+            f"{samples} samples"
+        )
+    classes = flat.long()
+    if flat.is_floating_point() and not torch.equal(classes.to(flat), flat):
+        raise ModelError("labels must be class numbers 0, 1, …, got fractions: is it a regression?")
+    return classes
+
+
+# What may stand between the linear output layer and what the model returns.
+_ENDINGS: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda scores: scores,
+    torch.sigmoid,
+    lambda scores: scores.softmax(-1),
+    lambda scores: scores.log_softmax(-1),
+)
+
+
+def _is_same(ours: Tensor, output: Any) -> bool:
+    """Return whether a model returned these numbers; one per sample may have lost its axis."""
+    if not isinstance(output, Tensor) or ours.numel() != output.numel():
+        return False
+    return len(ours) == len(output) and torch.allclose(ours.reshape(output.shape), output)
 
 
 class Step(NamedTuple):
@@ -102,6 +143,13 @@ def on_device_of(model: nn.Module, x: Tensor) -> Tensor:
     return x.to(weight.device, weight.dtype)
 
 
+def linear_layer(arrays: Arrays, output: OutputLayer) -> tuple[Tensor, Tensor | None]:
+    """Return weight and bias of a model's output layer in single precision."""
+    weight = torch.from_numpy(np.array(arrays[output.weight])).float()
+    bias = torch.from_numpy(np.array(arrays[output.bias])).float() if output.bias else None
+    return weight, bias
+
+
 class LayerReader:
     """Finds the linear output layer of a model and computes its inputs.
 
@@ -114,11 +162,19 @@ class LayerReader:
         are the data, flattened.
     layer : str, optional
         Name of the output layer in the module, where it cannot be found.
+    call : str
+        What to write where the module is missing.
     """
 
     def __init__(
-        self, arrays: Arrays, model: nn.Module | None = None, layer: str | None = None
+        self,
+        arrays: Arrays,
+        model: nn.Module | None = None,
+        layer: str | None = None,
+        *,
+        call: str = "good_enough_mod(data, model=Net)",
     ) -> None:
+        self._call = call
         self._module: nn.Module | None = None
         self._name = layer
         self._arrays = arrays
@@ -138,8 +194,8 @@ class LayerReader:
         below = [key for key in self._arrays if key not in (layer.weight, layer.bias)]
         if self._module is None and below:
             raise ModelError(
-                f"the model has arrays below its output layer ({below}); give the mod the "
-                "torch module, so that it can compute the layer's inputs"
+                f"write {self._call}: the model has arrays below its output layer ({below}), and "
+                "only the torch module computes what that layer sees"
             )
         return layer
 
@@ -148,7 +204,7 @@ class LayerReader:
         inputs, labels = [], []
         for x, y in batches(data):
             inputs.append(self._inputs(x))
-            labels.append(y.reshape(-1).long())
+            labels.append(_classes(y, len(x)))
         if not inputs:
             raise ModelError("there is no data to build a space on")
         result = Samples(torch.cat(inputs), torch.cat(labels))
@@ -166,13 +222,13 @@ class LayerReader:
         return watch(self._module, x, [self._name])[0].inputs
 
     def _find(self, x: Tensor) -> str:
-        """Return the name of the linear layer whose output is the model's."""
+        """Return the linear layer whose output is the model's, or makes its probabilities."""
         assert self._module is not None
         linear = [n for n, m in self._module.named_modules() if isinstance(m, nn.Linear)]
         with torch.no_grad():
             output = self._module(on_device_of(self._module, x))
         for step in reversed(watch(self._module, x, linear)):
-            if step.outputs.shape == output.shape and torch.equal(step.outputs, output):
+            if any(_is_same(ending(step.outputs), output) for ending in _ENDINGS):
                 return step.name
         raise ModelError(
             f"no linear layer gives the model's output; name the one to aggregate by "

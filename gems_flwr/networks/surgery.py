@@ -1,20 +1,18 @@
 """Changing torch models: other widths, frozen layers.
 
 Layer by layer GEMS sends networks back whose hidden layers have other widths than those that the
-user's code builds, and asks that the layers below stay as they are. Two calls in the user's
-training handler do both::
-
-    model = resize_model(Net(), arrays)
-    freeze_layers(model, config.get("frozen-layers", 0))
+user's code builds, and asks that the layers below stay as they are. This is what does both to a
+model; in a train handler `freeze_layers` reads from the message how many.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from gems_flwr.errors import ModelError
@@ -24,7 +22,7 @@ from gems_flwr.typing import Arrays
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def resize_model(model: Model, arrays: Arrays) -> Model:
+def resize_model(model: Model, arrays: Mapping[str, Any]) -> Model:
     """Give a model the widths of some arrays, and load them.
 
     Parameters
@@ -32,7 +30,7 @@ def resize_model(model: Model, arrays: Arrays) -> Model:
     model : torch.nn.Module
         The architecture; changed in place. Linear and convolutional layers may differ in width,
         everything else must fit.
-    arrays : mapping from str to ndarray
+    arrays : ArrayRecord, or mapping from str to ndarray or tensor
         The weights, named as in the model's state dict.
 
     Returns
@@ -60,6 +58,7 @@ def resize_model(model: Model, arrays: Arrays) -> Model:
     >>> resize_model(model, sent)[0]
     Linear(in_features=4, out_features=12, bias=True)
     """
+    arrays = {key: _as_numpy(array) for key, array in arrays.items()}
     state = model.state_dict()
     if state.keys() != arrays.keys():
         missing, surplus = (
@@ -78,7 +77,7 @@ def resize_model(model: Model, arrays: Arrays) -> Model:
     return model
 
 
-def freeze_layers(model: nn.Module, count: int) -> None:
+def freeze_lowest(model: nn.Module, count: int) -> None:
     """Keep the weights of the lowest layers out of training.
 
     Parameters
@@ -87,15 +86,6 @@ def freeze_layers(model: nn.Module, count: int) -> None:
         Changed in place: the weights of the lowest `count` layers get no gradients.
     count : int
         How many; 0 freezes nothing.
-
-    Examples
-    --------
-    >>> from torch import nn
-    >>> from gems_flwr import freeze_layers
-    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    >>> freeze_layers(model, 1)
-    >>> [name for name, weight in model.named_parameters() if weight.requires_grad]
-    ['2.weight', '2.bias']
     """
     if count == 0:
         return
@@ -135,6 +125,11 @@ def start_afresh(model: nn.Module, other: nn.Module, seed: int) -> None:
                 state[name].copy_(drawn)
             else:
                 state[name].zero_()
+
+
+def _as_numpy(array: Any) -> NDArray:
+    """Return an array of whatever kind: Flower's and torch's know how to become one of numpy's."""
+    return np.asarray(array.numpy() if hasattr(array, "numpy") else array)
 
 
 def _plain_state(model: nn.Module) -> dict[str, torch.Tensor]:

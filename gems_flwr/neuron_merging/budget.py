@@ -8,6 +8,10 @@ over their members); what stays is still verified. ``cluster`` merges on, by k-m
 merged neurons weighted by importance, and is not verified: whoever's ball does not hold the
 new neuron is listed as dropped. Among nodes that may lie, `limit_each` bounds beforehand how
 many places one node can take by itself.
+
+A layer that must have one width and no other may also have too few neurons. Then groups are taken
+apart again, the most important neurons first (`split_groups`), and if there are no more different
+ones, neurons are added that do nothing (`pad`).
 """
 
 from __future__ import annotations
@@ -21,8 +25,10 @@ import numpy as np
 import torch
 
 from gems_flwr.moments.class_clusters import k_means
+from gems_flwr.neuron_merging.distinct import Distinct
 from gems_flwr.neuron_merging.merged_layer import Member, MergedLayer, in_balls
 from gems_flwr.spaces.neuron_balls import NeuronBalls
+from gems_flwr.typing import Float
 
 Budget = Literal["drop", "cluster"]
 
@@ -130,4 +136,54 @@ def _checked(
         origins=tuple(origins),
         dropped=tuple(sorted(lost)),
         importance=np.array([total for total, _, _ in found]),
+    )
+
+
+def split_groups(
+    items: Distinct, points: Float, groups: Sequence[Sequence[int]], wanted: int
+) -> tuple[Float, list[list[int]]]:
+    """Return at least `wanted` groups, where there are as many items: some stand alone again.
+
+    Parameters
+    ----------
+    items : Distinct
+        All neurons, most important first.
+    points : array of shape (G, d)
+        The merged neurons.
+    groups : sequence of G sequences of int
+        The items of each.
+    wanted : int
+        How many groups there are to be.
+    """
+    apart = [list(group) for group in groups]
+    place = {item: i for i, group in enumerate(apart) for item in group}
+    added: list[int] = []
+    for item in range(len(items)):
+        if len(apart) + len(added) >= wanted:
+            break
+        if len(apart[place[item]]) > 1:
+            apart[place[item]].remove(item)
+            added.append(item)
+    alone = items.centers[added].astype(np.float64).reshape(len(added), points.shape[1])
+    return np.concatenate([points, alone]), apart + [[item] for item in added]
+
+
+def pad(merged: MergedLayer, width: int) -> MergedLayer:
+    """Return a layer of at least `width` neurons; those that are added have no weights.
+
+    Parameters
+    ----------
+    merged : MergedLayer
+        What is too small, or not.
+    width : int
+        Neurons that there are to be.
+    """
+    missing = width - len(merged)
+    if missing <= 0:
+        return merged
+    return dataclasses.replace(
+        merged,
+        weights=np.concatenate([merged.weights, np.zeros((missing, merged.weights.shape[1]))]),
+        origins=merged.origins + ((),) * missing,
+        importance=np.concatenate([merged.importance, np.zeros(missing)]),
     )

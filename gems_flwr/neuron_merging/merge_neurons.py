@@ -18,7 +18,7 @@ from typing import get_args
 import numpy as np
 
 from gems_flwr.errors import OptionError
-from gems_flwr.neuron_merging.budget import Budget, limit_each, prune, shrink
+from gems_flwr.neuron_merging.budget import Budget, limit_each, pad, prune, shrink, split_groups
 from gems_flwr.neuron_merging.distinct import Distinct, distinct_neurons
 from gems_flwr.neuron_merging.merged_layer import MergedLayer, MergeMethod
 from gems_flwr.neuron_merging.neuron_clusters import merge_in_clusters
@@ -34,6 +34,7 @@ def merge_neurons(
     *,
     clusters: int = 100,
     max_neurons: int | None = None,
+    exact: bool = False,
     max_alone: int | None = None,
     within_node: bool | None = None,
     budget: Budget = "drop",
@@ -51,6 +52,9 @@ def merge_neurons(
         Clusters of ``kmeans`` (m_epsilon), at least 1; nothing to the others.
     max_neurons : int, optional
         Size budget, at least 1; none if left out.
+    exact : bool, default False
+        Whether the layer must have `max_neurons`, not fewer: then groups are taken apart again, and
+        neurons that do nothing fill what is left.
     max_alone : int, optional
         Most merged neurons that may stand for one node alone, at least 1; see `limit_each`.
     within_node : bool, optional
@@ -82,14 +86,18 @@ def merge_neurons(
         points, _, groups = merge_in_one_pass(items, bool(within_node), seed)
     else:
         points, groups = items.centers.astype(np.float64), [[i] for i in range(len(items))]
+    if exact and max_neurons is not None:
+        points, groups = split_groups(items, points, groups, max_neurons)
     merged = _merged(items, points, groups, method)
     if max_alone is not None:
         merged = limit_each(merged, max_alone)
     if max_neurons is None:
         return merged
     if budget == "drop":
-        return prune(merged, max_neurons)
-    return shrink(merged, layers, max_neurons, seed)
+        merged = prune(merged, max_neurons)
+    else:
+        merged = shrink(merged, layers, max_neurons, seed)
+    return pad(merged, max_neurons) if exact else merged
 
 
 def _merged(

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,8 +26,6 @@ from urllib.parse import quote
 
 import numpy as np
 from flwr.app import RecordDict
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
@@ -35,6 +34,7 @@ from gems_flwr.disk.faults import disk_faults
 from gems_flwr.disk.files import CHECKSUM, checksum, replacing, verify_checksum, write_atomically
 from gems_flwr.disk.lock import make_folder
 from gems_flwr.errors import CheckpointError
+from gems_flwr.runtime.flower_internals import records_from_bytes, records_to_bytes
 
 FORMAT = "gems-flwr-1"
 _FILE = "checkpoint.safetensors"
@@ -43,6 +43,8 @@ _INBOX = "inbox"
 # time before begins so, nor does this with one bit flipped read as one.
 _REPLY_MARK = b"\0\0gems-reply\n"
 _DIGEST_BYTES = 16
+# How the file of a node's reply ends that goes by ``#`` and its id; see `server.nodes`.
+_UNNAMED = re.compile(r"-%23\d+-[0-9a-f]{8}\.reply$")
 
 Groups = Mapping[str, Mapping[str, NDArray]]
 
@@ -162,7 +164,7 @@ class CheckpointFolder:
         DiskError
             If it cannot be written.
         """
-        data = recorddict_to_proto(content).SerializeToString()
+        data = records_to_bytes(content)
         make_folder(self.folder / _INBOX, private=True)
         path = self._reply_path(exchange, node)
         write_atomically(path, _REPLY_MARK + _digest(data) + data, private=True)
@@ -172,7 +174,7 @@ class CheckpointFolder:
         path = self._reply_path(exchange, node)
         try:
             data = _checked(path.read_bytes())
-            return recorddict_from_proto(ProtoRecordDict.FromString(data))
+            return records_from_bytes(data)
         except FileNotFoundError:
             return None
         except Exception:  # protobuf and Flower raise many kinds; the node is simply asked again
@@ -188,6 +190,10 @@ class CheckpointFolder:
     def has_replies(self) -> bool:
         """Whether an interrupted round left replies behind."""
         return any((self.folder / _INBOX).glob("*"))
+
+    def has_named_replies(self) -> bool:
+        """Whether any of them is of a node that went by a name, and not by its id alone."""
+        return any(not _UNNAMED.search(path.name) for path in (self.folder / _INBOX).glob("*"))
 
     def _reply_path(self, exchange: str, node: str) -> Path:
         # Names come from nodes: quoted they cannot leave the folder, cut they fit a file name,

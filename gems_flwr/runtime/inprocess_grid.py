@@ -19,30 +19,32 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import uuid4
 
 from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
-from flwr.app.message import make_message, remove_content_from_message
 from flwr.clientapp import ClientApp
-from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
-from flwr.common.serde import (
-    array_from_proto,
-    array_to_proto,
-    message_from_proto,
-    message_to_proto,
-    recorddict_from_proto,
-    recorddict_to_proto,
-)
-from flwr.proto.message_pb2 import Message as ProtoMessage
-from flwr.proto.node_pb2 import NodeInfo
-from flwr.proto.recorddict_pb2 import Array as ProtoArray
-from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
 from gems_flwr.errors import describe_fault
+from gems_flwr.runtime.flower_internals import (
+    HANDLER_RAISED,
+    SUPERLINK_NODE_ID,
+    NodeInfo,
+    ProtoArray,
+    ProtoMessage,
+    Run,
+    TaskIdentity,
+    array_from_proto,
+    array_to_proto,
+    make_message,
+    message_from_proto,
+    message_to_proto,
+    number_message,
+    records_from_bytes,
+    records_to_bytes,
+    remove_content_from_message,
+)
 from gems_flwr.runtime.seeding import generator
 
 
@@ -61,8 +63,7 @@ def copy_content(content: RecordDict) -> RecordDict:
     for key, record in content.items():
         if not isinstance(record, ArrayRecord):
             others[key] = record
-    sent = recorddict_to_proto(others).SerializeToString()
-    received = recorddict_from_proto(ProtoRecordDict.FromString(sent))
+    received = records_from_bytes(records_to_bytes(others))
     copied = RecordDict()
     for key, record in content.items():
         copied[key] = (
@@ -120,6 +121,7 @@ class InProcessGrid(Grid):
         self._run_config = dict(run_config or {})
         ids = generator(0, "node-ids").choice(2**62, size=len(nodes), replace=False)
         self._configs = dict(zip((int(i) for i in ids), map(dict, nodes), strict=True))
+        self._began = datetime.now(UTC)
         self._states: dict[int, RecordDict] = {}
         self._pending: dict[str, Message] = {}
         self._worker = _Worker()
@@ -155,10 +157,18 @@ class InProcessGrid(Grid):
         return set(self._configs)
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        """Return all nodes; a node's name is its ``name`` or ``partition-id``, if it has one."""
+        """Return all nodes; a node's name is its ``name`` or ``partition-id``, if it has one.
+
+        As in Flower's simulation they were registered one after the other, in the order of their
+        configs.
+        """
         return [
-            NodeInfo(node_id=node, name=str(config.get("name", config.get("partition-id", ""))))
-            for node, config in self._configs.items()
+            NodeInfo(
+                node_id=node,
+                name=str(config.get("name", config.get("partition-id", ""))),
+                registered_at=(self._began + timedelta(microseconds=number)).isoformat(),
+            )
+            for number, (node, config) in enumerate(self._configs.items())
         ]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -167,9 +177,8 @@ class InProcessGrid(Grid):
         for message in messages:
             if message.metadata.dst_node_id not in self._configs:
                 raise ValueError(f"there is no node {message.metadata.dst_node_id}")
-            message.metadata.__dict__["_message_id"] = str(uuid4())
+            message_ids.append(number_message(message))
             self._pending[message.metadata.message_id] = copy_message(message)
-            message_ids.append(message.metadata.message_id)
         return message_ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -214,8 +223,7 @@ class InProcessGrid(Grid):
             self._worker = _Worker()
             return None
         except Exception as error:
-            code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-            failed = Error(code=code, reason=describe_fault(error))
+            failed = Error(code=HANDLER_RAISED, reason=describe_fault(error))
             return _with_id(Message(failed, reply_to=message))
         self._states[node] = state
         return _with_id(sent)
@@ -259,5 +267,5 @@ class _Worker:
 
 
 def _with_id(reply: Message) -> Message:
-    reply.metadata.__dict__["_message_id"] = str(uuid4())
+    number_message(reply)
     return reply

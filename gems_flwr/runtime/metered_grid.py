@@ -19,16 +19,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from flwr.app import Error, Message, RecordDict
-from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from gems_flwr.errors import describe_fault
+from gems_flwr.runtime.flower_internals import HANDLER_RAISED, NODE_LOST, NodeInfo, Run
 from gems_flwr.wire.records import instruction_round, payload_bytes
 
-# Flower's code for a node that does not answer any more; the enum is not public.
-NODE_LOST = 5
 _LONGEST_POLL_SECONDS = 3.0
 _SHORTEST_POLL_SECONDS = 0.02
 # What Flower raises at bytes that are none of its objects; a broken connection is another matter.
@@ -36,8 +33,6 @@ _UNREADABLE: tuple[type[Exception], ...] = (
     *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError),
     *(AssertionError, MemoryError, RecursionError, DecodeError),
 )
-# Flower's code for a reply without usable content.
-_UNREADABLE_CODE = 2
 _NOT_TAKEN = (
     "the SuperLink did not take the message: the node has left the federation, or the message is "
     "too large"
@@ -259,7 +254,7 @@ class MeteredGrid(Grid):
                 replies += self.pull_messages([message_id])
             except _UNREADABLE as error:
                 reason = f"its reply cannot be read: {describe_fault(error)}"
-                fault = Error(code=_UNREADABLE_CODE, reason=reason)
+                fault = Error(code=HANDLER_RAISED, reason=reason)
                 replies.append(Message(fault, reply_to=asked[message_id]))
         return replies
 

@@ -10,13 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from flwr.app import Error, Message
-from flwr.common.constant import SUPERLINK_NODE_ID
 
-from gems_flwr.runtime.metered_grid import NODE_LOST
-
-# Flower's codes, whose enum is not public, for what happens to messages between the apps: the
-# message or its reply expired, the node went away, or the process of its ClientApp died.
-_LOST = (3, 4, NODE_LOST, 8)
+from gems_flwr.runtime.flower_internals import LOST, SUPERLINK_NODE_ID
 
 
 def answered_node(reply: Message, waiting: Mapping[int, Message]) -> int | None:
@@ -50,7 +45,7 @@ def answered_node(reply: Message, waiting: Mapping[int, Message]) -> int | None:
 
 def is_lost(reply: Message | None) -> bool:
     """Return whether a reply says that the question or its answer was lost on the way."""
-    return reply is not None and reply.has_error() and reply.error.code in _LOST
+    return reply is not None and reply.has_error() and reply.error.code in LOST
 
 
 def as_the_nodes(reply: Message, question: Message, seconds: float) -> Message:

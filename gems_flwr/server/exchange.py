@@ -17,17 +17,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from flwr.app import Message, RecordDict
-from flwr.common.constant import SUPERLINK_NODE_ID
 
 from gems_flwr.errors import BadReplyError, Failure, RoundFailedError, describe_fault
 from gems_flwr.runtime.checkpoint import CheckpointFolder
+from gems_flwr.runtime.flower_internals import SUPERLINK_NODE_ID
 from gems_flwr.runtime.metered_grid import MeteredGrid
 from gems_flwr.server.addressing import add_reason, answered_node, as_the_nodes, is_lost
 from gems_flwr.server.log import log_event, log_warning, readable
 from gems_flwr.server.nodes import Nodes
 from gems_flwr.server.settings import Callback
+from gems_flwr.wire.fault_reasons import fault_in
 from gems_flwr.wire.keys import SECAGG_CONFIGS
 from gems_flwr.wire.model_replies import is_masked, unpack_name
+from gems_flwr.wire.purposes import purpose_of
 from gems_flwr.wire.records import payload_bytes
 
 _RETURN_POLL_SECONDS = 0.5
@@ -99,6 +101,13 @@ class Exchange:
     _failed: list[tuple[int, str]] = field(default_factory=list, init=False)
     # Under which key a node's reply is kept: that of the question, never what the reply says.
     _keys: dict[int, str] = field(default_factory=dict, init=False)
+    # What the messages so far were for, one word for each time that some were sent.
+    _purposes: list[str] = field(default_factory=list, init=False)
+
+    @property
+    def purposes(self) -> tuple[str, ...]:
+        """What nodes were asked for, in order; see `wire.purposes`."""
+        return tuple(self._purposes)
 
     @property
     def asked(self) -> tuple[str, ...]:
@@ -136,14 +145,17 @@ class Exchange:
         is not asked again. A node that stays silent is noted as failed.
         """
         assert self.grid is not None
-        outgoing, replies = [], []
+        messages, outgoing, replies = list(messages), [], []
+        if messages:
+            self._purposes.append(purpose_of(messages[0]))
+            log_event("ask", **self._place(), nodes=len(messages))
         for message in messages:
             name = self.nodes.name(message.metadata.dst_node_id)
             self._asked.append(message.metadata.dst_node_id)
             self._keys[message.metadata.dst_node_id] = self._key(message)
             kept = self.inbox and self.inbox.kept_reply(self._key(message), name)
             if kept and not self._too_large(kept):
-                log_event("reply_kept", round=self.server_round, node=name)
+                log_event("reply_kept", round=self.server_round, node=name, what=self._what)
                 replies.append(Message(kept, reply_to=message))
             else:
                 outgoing.append(message)
@@ -181,19 +193,19 @@ class Exchange:
             if is_lost(reply):
                 self._warn("lost", node=self.nodes.name(node_id), seconds=seconds)
             size = self._too_large(reply.content) if reply.has_content() else 0
-            usable = reply.has_content() and not size
-            if size:
-                self._fail(node_id, self._size_reason(size))
-            else:
-                answers[node_id] = reply
-            if usable:
+            has_content = reply.has_content() and not size
+            if has_content:
                 self._learn(reply)
                 if self.inbox:
                     name = self.nodes.name(node_id)
                     self.inbox.keep_reply(self._keys[node_id], name, reply.content)
-            self._log_reply(reply, seconds, usable)
+            self._log_reply(reply, seconds)
+            if size:
+                self._fail(node_id, self._size_reason(size))
+            else:
+                answers[node_id] = reply
             for callback in self.callbacks:
-                callback.on_reply(self.server_round, self.nodes.name(node_id), usable)
+                callback.on_reply(self.server_round, self.nodes.name(node_id), has_content)
         for node_id in sorted(waiting, key=self.nodes.position):
             self._fail(node_id, f"no reply within {self.timeout} s")
         return answers
@@ -265,6 +277,7 @@ class Exchange:
             else:
                 answers.append(Answer(self.nodes.name(node_id), value))
                 self._answered.append(node_id)
+        log_event("usable", **self._place(), nodes=len(answers), of=len(replies))
         return self._enough(answers, at_least)
 
     def without(
@@ -290,7 +303,11 @@ class Exchange:
             if self.nodes.name(node_id) in reasons:
                 self._answered = [each for each in self._answered if each != node_id]
                 self._refuse(node_id, reasons[self.nodes.name(node_id)])
-        return self._enough([a for a in answers if a.node not in reasons], at_least)
+        answers = list(answers)
+        kept = [answer for answer in answers if answer.node not in reasons]
+        if len(kept) < len(answers):
+            log_event("usable", **self._place(), nodes=len(kept), of=len(answers))
+        return self._enough(kept, at_least)
 
     def _enough(self, answers: list[Answer[T]], at_least: int) -> list[Answer[T]]:
         if len(answers) < at_least:
@@ -331,7 +348,7 @@ class Exchange:
     def _fail(self, node_id: int, reason: str) -> None:
         reason = readable(reason)
         self._failed.append((node_id, reason))
-        self._warn("left_out", node=self.nodes.name(node_id), reason=reason)
+        self._warn("left_out", node=self.nodes.name(node_id), reason=reason, what=self._what)
 
     def _source(self, reply: Message) -> str:
         node_id = reply.metadata.src_node_id
@@ -340,16 +357,24 @@ class Exchange:
     def _warn(self, event: str, **fields: object) -> None:
         log_warning(event, round=self.server_round, **fields)
 
-    def _log_reply(self, reply: Message, seconds: float, usable: bool) -> None:
+    def _log_reply(self, reply: Message, seconds: float) -> None:
+        """Log what came; whether it is of use is known only when it has been looked at."""
+        came: dict[str, object] = {"bytes": 0}
+        if reply.has_content():
+            came["bytes"] = payload_bytes(reply.content)
+        else:
+            came["error"] = reply.error.code
+        name = self.nodes.name(reply.metadata.src_node_id)
         log_event(
-            "reply",
-            round=self.server_round,
-            node=self.nodes.name(reply.metadata.src_node_id),
-            what=reply.metadata.message_type,
-            bytes=payload_bytes(reply.content) if reply.has_content() else 0,
-            seconds=seconds,
-            usable=usable,
+            "reply", round=self.server_round, node=name, what=self._what, **came, seconds=seconds
         )
+
+    @property
+    def _what(self) -> str:
+        return self._purposes[-1] if self._purposes else "replies"
+
+    def _place(self) -> dict[str, object]:
+        return {"round": self.server_round, "what": self._what}
 
     @staticmethod
     def _key(message: Message) -> str:
@@ -360,8 +385,12 @@ class Exchange:
             f"round {self.server_round} failed: {usable} of {len(self.asked) or usable} nodes "
             f"gave a usable reply, min_nodes is {needed}"
         )
-        for failure in self.failures:
-            text += f"\n  {failure}"
+        faults = {fault_in(reason) for _, reason in self._failed}
+        if len(faults) == 1 and {node for node, _ in self._failed} == set(self._asked):
+            # What is wrong everywhere is most likely wrong in the app: said once, and first.
+            text = f"{faults.pop()}\n({text}: all of them for this reason)"
+        else:
+            text += "".join(f"\n  {failure}" for failure in self.failures)
         if self.inbox:
             text += (
                 f"\nThe usable replies are kept in {self.inbox.folder}; start again with "

@@ -11,6 +11,7 @@ from typing import Any, Protocol, get_args
 from gems_flwr.errors import OptionError
 from gems_flwr.intersect.aggregate import OnEmpty
 from gems_flwr.intersect.result import Select
+from gems_flwr.server.backbone_sending import BackboneMode
 from gems_flwr.wire.space_requests import Ball, Centered, Cone, SpaceRequest
 
 
@@ -24,6 +25,7 @@ class SpaceStrategy(Protocol):
     initialise: Any
     robust: Any
     audit: bool
+    backbone: Any
 
 
 # What once was an option of the strategy itself, and where it is now.
@@ -85,6 +87,10 @@ def check_gems_options(options: SpaceStrategy, space: SpaceRequest) -> None:
         raise OptionError(
             "on_empty='subset' needs balls or ellipsoids with an epsilon of yours; "
             "for cones there is robust=True"
+        )
+    if options.backbone not in get_args(BackboneMode):
+        raise OptionError(
+            f"backbone must be one of {list(get_args(BackboneMode))}, got {options.backbone!r}"
         )
     if options.retrains < 0:
         raise OptionError(f"retrains must be at least 0, got {options.retrains}")

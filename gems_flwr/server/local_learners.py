@@ -15,6 +15,8 @@ Decided here:
   (NaN, say) begins anew in the next.
 - With `final_sync` the last round ends in a full synchronisation, whose average is the result and
   is delivered. Without it the result is the last average that there was.
+- What the nodes' own handlers report (a ``train_loss``) is averaged as in Flower and stands beside
+  the protocol's metrics; one that is called like one of those gets the prefix ``client/``.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
@@ -33,6 +35,7 @@ from flwr.serverapp import Grid
 from gems_flwr.averaging.means import with_floats_of
 from gems_flwr.averaging.synchronisation import Coordinator, Synchronisation
 from gems_flwr.errors import OptionError
+from gems_flwr.server.client_metrics import beside, mean_reports
 from gems_flwr.server.learner_state import LearnerState, Tally
 from gems_flwr.server.model_averaging import AveragesModels, Outvoted
 from gems_flwr.server.state import RoundOutcome, ServerState
@@ -42,9 +45,17 @@ from gems_flwr.wire.averaging_replies import (
     AveragingReply,
     unpack_averaging_reply,
 )
-from gems_flwr.wire.keys import TRAIN
+from gems_flwr.wire.keys import BATCHES, CORRECT_SHARE_SUM, LOSS_SUM, TRAIN
 from gems_flwr.wire.records import to_record
 from gems_flwr.wire.requests import AveragingRequest
+
+# Metrics of ours in a round's record; a handler's of the same name gets a prefix.
+_OURS = (
+    *("models_up", "models_down", "synchronised", "delta"),
+    *("cumulative_loss", "in_place_loss", "in_place_accuracy"),
+)
+# What handlers report for the `Tally`, which adds it up instead of averaging it.
+_SUMMED = (LOSS_SUM, CORRECT_SHARE_SUM, BATCHES)
 
 Replies = dict[str, AveragingReply]
 # Gets the names of nodes, returns the models of those that could be reached.
@@ -67,6 +78,8 @@ class LocalLearners(AveragesModels):
     **averaging
         See `AveragesModels`. All connected nodes train; `fraction_train` must stay 1.
     """
+
+    mod_needed: ClassVar[str] = "dynamic_averaging_mod()"
 
     weighted: bool = False
     final_sync: bool = True
@@ -278,9 +291,10 @@ class LearnerRound:
             }
         if self.learners.delta:
             metrics["delta"] = self.learners.delta
+        reported = mean_reports(self.replies.values(), without=_SUMMED)
         return RoundOutcome(
             arrays=self.arrays,
-            train_metrics=metrics,
+            train_metrics=beside(metrics, reported, _OURS),
             memory=self.learners.to_memory(),
             details=tally.to_details() | self.outvoted.to_details(self.strategy.rule),
         )

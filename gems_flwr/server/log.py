@@ -1,7 +1,8 @@
 """The run's log: one line per event, as ``key=value`` pairs that a person and a program can read.
 
 ``event=reply round=3 node=hospital-2 what=train bytes=31744 seconds=4.1``. The lines go to a child
-of Flower's logger, so they appear where an operator already looks.
+of Flower's logger, so they appear where an operator already looks. Around them stand the lines that
+a Flower user knows: what was started, round by round, and the result at the end.
 
 Flower logs whatever a ServerApp raises with its traceback. Errors of ours say who or what is at
 fault and what to do, so of those one line is kept; the level DEBUG (``FLWR_LOG_LEVEL``) shows all.
@@ -36,8 +37,19 @@ logging.getLogger("flwr").addFilter(_OneLine("one-line-errors"))
 
 def log_event(event: str, /, **fields: object) -> None:
     """Log an event and what belongs to it; text with blanks or quotes is quoted as in JSON."""
-    if logger.isEnabledFor(logging.INFO):  # most simulations are quiet, and have many rounds
+    if is_heard():
         logger.info("%s", _line(event, fields))
+
+
+def log_text(*lines: str) -> None:
+    """Log lines for people."""
+    for line in lines:
+        logger.info("%s", line)
+
+
+def is_heard() -> bool:
+    """Whether anybody reads what is logged: most simulations are quiet."""
+    return logger.isEnabledFor(logging.INFO)
 
 
 def log_warning(event: str, /, **fields: object) -> None:
@@ -60,6 +72,15 @@ def readable(text: str, most: int = MAX_REASON_CHARACTERS) -> str:
     """Return what a node wrote as text that a log can take: cut, and without control characters."""
     cut = "".join(c if c.isprintable() or c == "\n" else "?" for c in text[:most])
     return cut + (f" … ({len(text):,} characters)" if len(text) > len(cut) else "")
+
+
+def short(text: str, most: int = 300) -> str:
+    """Return what a node wrote in one line that is not long: of a traceback what it ends with."""
+    lines = [" ".join(line.split()) for line in readable(text).splitlines() if line.strip()]
+    joined = " ".join(lines)
+    if lines and (len(joined) > most or "Traceback" in joined):
+        joined = lines[-1]
+    return joined if len(joined) <= most else f"{joined[:most]} …"
 
 
 def _line(event: str, fields: Mapping[str, object]) -> str:

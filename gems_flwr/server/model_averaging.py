@@ -1,21 +1,29 @@
 """What strategies share that replace the models of several nodes by a mean: whom it believes.
 
 The rules are those of `averaging.robust_rules`. This file turns options into a rule, and keeps
-account of whom it has left out, for the result.
+account of whom it has left out, for the result. `AveragesReplies` is for strategies whose nodes
+send their models in every round.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gems_flwr.averaging.robust_rules import RobustKind, RobustRule
+from flwr.app import ConfigRecord
+from flwr.serverapp import Grid
+
+from gems_flwr.averaging.robust_rules import RobustKind, RobustRule, combine
 from gems_flwr.errors import CheckpointError
+from gems_flwr.server.exchange import Answer
 from gems_flwr.server.log import log_event, log_warning
 from gems_flwr.server.loop import RoundLoop
 from gems_flwr.server.screening import unchecked_details
+from gems_flwr.server.state import RoundOutcome, ServerState
+from gems_flwr.typing import Arrays
+from gems_flwr.wire.model_replies import ModelReply
 
 _ACCOUNT = "robust"
 
@@ -119,3 +127,48 @@ class Outvoted:
         }
         account = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         return {_ACCOUNT: account, "left_out": reasons, **unchecked_details(None)}
+
+
+@dataclass(kw_only=True, eq=False)
+class AveragesReplies(AveragesModels):
+    """Base of the strategies that average the models in the replies of a round.
+
+    Parameters
+    ----------
+    weighted : bool, default True
+        Whether a node counts by its number of examples, or all count the same.
+    **averaging
+        See `AveragesModels`.
+    """
+
+    weighted: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._outvoted = Outvoted()
+
+    def play_round(
+        self,
+        server_round: int,
+        state: ServerState,
+        grid: Grid,
+        train_config: ConfigRecord,
+        evaluate_config: ConfigRecord,
+    ) -> RoundOutcome:
+        """Play one round, and tell whom the rule did not believe."""
+        self._outvoted = Outvoted.from_details(state.details)
+        outcome = super().play_round(server_round, state, grid, train_config, evaluate_config)
+        return dataclasses.replace(outcome, details=self._outvoted.to_details(self.rule))
+
+    def aggregate(self, answers: Sequence[Answer[ModelReply]]) -> Arrays:
+        """Return the (weighted) mean of the nodes' models, or what the rule makes of them."""
+        weights = [a.value.num_examples if self.weighted else 1.0 for a in answers]
+        combined = combine(self.rule, [a.value.arrays for a in answers], weights)
+        self._outvoted = self._outvoted.after(
+            self._exchange.server_round,
+            self.rule,
+            applied=combined.applied,
+            left_out=[answers[index].node for index in combined.left_out],
+            checked=combined.checked,
+        )
+        return combined.arrays

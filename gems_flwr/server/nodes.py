@@ -1,7 +1,9 @@
 """Who is there, and by which name.
 
 Node ids are random numbers, new in every run; names (a partition, or what the operator called
-the node) are not. Order by name, then, and two runs with one seed agree.
+the node) are not. Order by name, then, and two runs with one seed agree. Where nodes have none,
+they are ordered by when they were registered, then by id: Flower's simulation registers its nodes
+in the order of their partitions.
 
 A name is no proof. Flower has checked which node a reply comes from, so the id is the node, and
 every node has a name of its own whatever it says of itself:
@@ -15,10 +17,15 @@ A name that somebody else has, or that is somebody else's id, gets the node's ow
 Whoever is registered under a name takes it from a node that only calls itself so, between two
 rounds. Every name that two want is a `NameDispute`, logged and part of the round's record.
 
-Where a choice depends on names, all of them are known first: a node whose name the grid does not
-know is asked for it, once, and has as long for the answer as for any other. So who is chosen does
-not depend on who answers first, or late. A node that never says its name (its app has no handler
-for that, it is lost and not back, its time is up) is logged as ``no_name`` and goes by its id.
+Who is chosen by a seed depends on what the grid tells alone (`Nodes.place`), and not on what nodes
+say, first, late or never; sums are taken in the order of all names that are known by then
+(`Nodes.position`).
+
+Nodes are asked for their names only where an account is kept by name. Then all names are known
+before anything else is asked: a node whose name the grid does not know is asked for it, once, and
+has as long for the answer as for any other. The question is a train message, which every app has a
+handler for, and every mod of this library answers it. One that never says its name (its app has no
+such mod, it is lost and not back, its time is up) is logged as ``no_name`` and goes by its id.
 """
 
 from __future__ import annotations
@@ -27,7 +34,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 
 from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
@@ -35,9 +42,10 @@ from flwr.serverapp import Grid
 from gems_flwr.errors import NotEnoughNodesError
 from gems_flwr.runtime.metered_grid import MeteredGrid
 from gems_flwr.server.addressing import answered_node, is_lost
-from gems_flwr.server.log import log_event, log_warning
+from gems_flwr.server.log import log_event, log_warning, short
 from gems_flwr.server.state import NameDispute
-from gems_flwr.wire.keys import INTRODUCE
+from gems_flwr.wire.asking import ask_for_name
+from gems_flwr.wire.keys import NODE, TRAIN
 from gems_flwr.wire.model_replies import pack_instruction, unpack_name
 
 # What this module calls nodes: a claim may not end so, a registered name not be so altogether.
@@ -56,8 +64,11 @@ class Nodes:
         self._deferred: set[int] = set()
         # Nodes that have told their name, or did not when they could.
         self._heard: set[int] = set()
-        # Nodes that were asked for their name.
+        # Nodes that were asked for their name, and how often somebody was asked.
         self._asked: set[int] = set()
+        self._questions = 0
+        # What the grid tells of nodes: the name that they are registered under, and since when.
+        self._entries: dict[int, tuple[str, str]] = {}
         self._disputes: list[NameDispute] = []
 
     # --- what a node is called ----------------------------------------------------------------
@@ -66,16 +77,32 @@ class Nodes:
         """Return the node's name, or ``#`` and its id."""
         return self._names.get(node_id, f"#{node_id}")
 
-    def position(self, node_id: int) -> tuple[int, int, str]:
-        """Return a sort key: numbers (partitions, ids) by value, then other names by alphabet."""
-        name = self.name(node_id)
-        if node_id not in self._names:
-            return (0, node_id, name)
-        return (0, int(name), name) if name.isdecimal() else (1, 0, name)
+    def position(self, node_id: int) -> tuple[int, int, str, int]:
+        """Return the key by which nodes are sorted.
+
+        Numbers (partitions) come first, by value; then nodes without a name, by when they were
+        registered and by id; then other names, by alphabet.
+        """
+        return self._key(node_id, self._names.get(node_id, ""))
+
+    def place(self, node_id: int) -> tuple[int, int, str, int]:
+        """Return the key of a node by what the grid tells of it, whatever the node says itself."""
+        return self._key(node_id, self._entries.get(node_id, ("", ""))[0])
+
+    def _key(self, node_id: int, name: str) -> tuple[int, int, str, int]:
+        if not name:
+            # Flower writes times as ISO 8601 in UTC, whose order is that of the texts.
+            return (1, 0, self._entries.get(node_id, ("", ""))[1], node_id)
+        return (0, int(name), name, node_id) if name.isdecimal() else (2, 0, name, node_id)
 
     def take_disputes(self) -> tuple[NameDispute, ...]:
         """Return who called itself by another's name since this was last asked."""
         taken, self._disputes = tuple(self._disputes), []
+        return taken
+
+    def take_questions(self) -> int:
+        """Return how often nodes were asked for their names since this was last asked."""
+        taken, self._questions = self._questions, 0
         return taken
 
     # --- what nodes say -----------------------------------------------------------------------
@@ -102,7 +129,9 @@ class Nodes:
                 self._give(node, claim if free else f"{claim}#{node}")
             self._dispute(claim, rivals)
 
-    def ask_names(self, grid: MeteredGrid, nodes: Iterable[int], timeout: float | None) -> None:
+    def ask_names(
+        self, grid: MeteredGrid, nodes: Iterable[int], timeout: float | None
+    ) -> dict[int, str]:
         """Ask the nodes that have no name yet, each in one run once.
 
         One that was lost on the way and is connected again is asked once more. One that does not
@@ -116,18 +145,47 @@ class Nodes:
             Those whose names are needed.
         timeout : float, optional
             Seconds that they have for the answer; None waits for ever.
+
+        Returns
+        -------
+        dict from int to str
+            Nodes that have nothing to answer with, no mod of ours, and what they said instead.
         """
         unnamed = [n for n in nodes if n not in self._names and n not in self._asked]
         if not unnamed:
-            return
+            return {}
         self._asked.update(unnamed)
-        claims, lost = _introductions(grid, unnamed, timeout)
-        if back := lost.intersection(grid.get_node_ids()):
-            claims |= _introductions(grid, sorted(back), timeout)[0]
+        # All together, and not one first to see whether its app can answer: who needs names needs a
+        # mod anyway, and one node that cannot, or will not, says nothing of the others' apps.
+        told = self._ask(grid, sorted(unnamed, key=self.place), timeout)
+        if back := told.lost.intersection(grid.get_node_ids()):
+            told = told.joined(self._ask(grid, sorted(back, key=self.place), timeout))
         # All at once: which name is whose must not depend on the order of the answers.
-        self.learn_all(dict(sorted(claims.items())))
-        for node in sorted(set(unnamed) - self._names.keys()):
-            log_warning("no_name", node=self.name(node), timeout=timeout)
+        self.learn_all(dict(sorted(told.claims.items())))
+        for node in sorted(set(unnamed) - self._names.keys(), key=self.place):
+            why = {"reason": told.unable[node]} if node in told.unable else {"timeout": timeout}
+            log_warning("no_name", node=self.name(node), **why)
+        return told.unable
+
+    def _ask(self, grid: MeteredGrid, nodes: list[int], timeout: float | None) -> _Told:
+        """Ask nodes for their names in one exchange."""
+        self._questions += 1
+        log_event("ask", what="names", nodes=len(nodes))
+        questions = {node: _question(node) for node in nodes}
+        told = _Told()
+        for reply in grid.stream(questions.values(), timeout=timeout):
+            node = answered_node(reply, questions)
+            if node is None:
+                continue
+            if is_lost(reply):
+                told.lost.add(node)
+            elif reply.has_error():
+                told.unable[node] = short(reply.error.reason or f"error {reply.error.code}")
+            elif NODE not in reply.content:
+                told.unable[node] = "its handler answered, and says no name"
+            else:
+                told.claims[node] = unpack_name(reply.content)
+        return told
 
     # --- what the grid knows ------------------------------------------------------------------
 
@@ -161,6 +219,7 @@ class Nodes:
         takers: defaultdict[str, list[int]] = defaultdict(list)
         for info in grid.get_nodes():
             self._seen.add(info.node_id)
+            self._entries[info.node_id] = (info.name, info.registered_at)
             if info.name and info.node_id not in self._registered:
                 takers[info.name].append(info.node_id)
         for name, nodes in takers.items():
@@ -215,31 +274,28 @@ def _other(nodes: Iterable[int | None], node: int) -> int | None:
     return next((each for each in nodes if each not in (None, node)), None)
 
 
-def _introductions(
-    grid: MeteredGrid, nodes: Iterable[int], timeout: float | None
-) -> tuple[dict[int, str | None], set[int]]:
-    """Ask nodes for their names; return what they say, and who was lost on the way."""
-    questions = {
-        node: Message(
-            pack_instruction(None, ConfigRecord(), server_round=0, seed=0),
-            dst_node_id=node,
-            message_type=INTRODUCE,
-        )
-        for node in nodes
-    }
-    claims, lost = dict[int, str | None](), set[int]()
-    for reply in grid.stream(questions.values(), timeout=timeout):
-        node_id = answered_node(reply, questions)
-        if node_id is None:
-            continue
-        if reply.has_content():
-            claims[node_id] = unpack_name(reply.content)
-        elif is_lost(reply):
-            lost.add(node_id)
-    return claims, lost
+@dataclass(frozen=True)
+class _Told:
+    """What came of asking nodes for their names."""
+
+    claims: dict[int, str | None] = field(default_factory=dict)
+    lost: set[int] = field(default_factory=set)
+    unable: dict[int, str] = field(default_factory=dict)
+
+    def joined(self, later: _Told) -> _Told:
+        """Return this with what came of asking some of them again."""
+        return _Told(self.claims | later.claims, self.lost | later.lost, self.unable | later.unable)
 
 
-def wait_for_nodes(grid: Grid, *, wanted: int, at_least: int, seconds: float) -> list[int]:
+def _question(node: int) -> Message:
+    content = pack_instruction(None, ConfigRecord(), server_round=0, seed=0)
+    ask_for_name(content)
+    return Message(content, dst_node_id=node, message_type=TRAIN)
+
+
+def wait_for_nodes(
+    grid: Grid, *, wanted: int, at_least: int, seconds: float, option: str = "min_nodes"
+) -> list[int]:
     """Return the ids of the connected nodes, waiting until enough are there.
 
     Parameters
@@ -252,6 +308,8 @@ def wait_for_nodes(grid: Grid, *, wanted: int, at_least: int, seconds: float) ->
         How many to go on with when waiting ends.
     seconds : float
         How long to wait.
+    option : str
+        Which option asks for `at_least` nodes.
 
     Raises
     ------
@@ -264,8 +322,8 @@ def wait_for_nodes(grid: Grid, *, wanted: int, at_least: int, seconds: float) ->
         time.sleep(min(1.0, max(0.01, seconds / 20)))
     if len(nodes) < at_least:
         raise NotEnoughNodesError(
-            f"{len(nodes)} nodes are connected after {seconds:g} s, min_nodes is {at_least}; "
-            "start more nodes, lower min_nodes or raise wait_seconds"
+            f"{len(nodes)} nodes are connected after {seconds:g} s, {option} is {at_least}; "
+            f"start more nodes, lower {option} or raise wait_seconds"
         )
     if len(nodes) < wanted:
         log_warning("too_few_nodes", connected=len(nodes), wanted=wanted)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from gems_flwr.errors import OptionError
 from gems_flwr.server.state import RoundRecord, RunResult
@@ -30,13 +31,25 @@ class Callback:
         """Hear that `nodes` messages are about to be sent."""
 
     def on_reply(self, server_round: int, node: str, usable: bool) -> None:
-        """Hear that a node has answered."""
+        """Hear that a node has answered, as soon as its reply has come in.
+
+        `usable` is false for an error and for a reply that is too large. Whether the content of
+        any other can be used is judged when all have answered; who was left out, and why, stands in
+        the `RoundRecord` of `on_round_end`.
+        """
 
     def on_round_end(self, record: RoundRecord) -> None:
         """Hear that a round is done and its checkpoint written."""
 
     def on_end(self, result: RunResult) -> None:
         """Hear that the run is done."""
+
+
+class Need(NamedTuple):
+    """How many nodes must be connected, and which option says so."""
+
+    nodes: int
+    option: str
 
 
 @dataclass(kw_only=True, eq=False)

@@ -16,7 +16,8 @@ from flwr.serverapp.strategy import Result
 
 from gems_flwr.errors import Failure
 from gems_flwr.runtime.metered_grid import Traffic
-from gems_flwr.typing import Arrays
+from gems_flwr.server.run_summary import result_lines
+from gems_flwr.typing import Arrays, Metrics
 from gems_flwr.wire.records import to_record
 
 
@@ -46,7 +47,10 @@ class NameDispute:
 class RoundRecord:
     """What happened in one round.
 
-    Round 0 is the evaluation of the initial model, before any message.
+    Round 0 is the evaluation of the initial model, before any message. `exchanges` says what nodes
+    were asked for, in order (``("space", "score")``), in a round that this process has played;
+    `empty_metrics` names those metrics that were told and hold nothing, which a result shows as
+    Flower's does.
 
     Examples
     --------
@@ -62,22 +66,29 @@ class RoundRecord:
     nodes_answered: tuple[str, ...] = ()
     failures: tuple[Failure, ...] = ()
     name_disputes: tuple[NameDispute, ...] = ()
+    # Not in rounds.jsonl, whose lines stay as they are; so of a resumed run only the new rounds'.
+    exchanges: tuple[str, ...] = field(default=(), compare=False)
     traffic: Traffic = field(default_factory=Traffic)
-    train_metrics: Mapping[str, float] = field(default_factory=dict)
-    evaluate_metrics: Mapping[str, float] = field(default_factory=dict)
-    server_metrics: Mapping[str, float] = field(default_factory=dict)
+    train_metrics: Metrics = field(default_factory=dict)
+    evaluate_metrics: Metrics = field(default_factory=dict)
+    server_metrics: Metrics = field(default_factory=dict)
+    empty_metrics: tuple[str, ...] = ()
 
     def metric(self, name: str) -> float | None:
-        """Return a metric: the server's own if it has it, else the nodes' evaluation, training."""
+        """Return a number: the server's own if it has it, else the nodes' evaluation, training."""
         for metrics in (self.server_metrics, self.evaluate_metrics, self.train_metrics):
-            if name in metrics:
-                return metrics[name]
+            value = metrics.get(name)
+            if value is not None and not isinstance(value, list):
+                return value
         return None
 
     def to_json(self) -> dict[str, Any]:
         """Return a flat dict for `rounds.jsonl`."""
         record: dict[str, Any] = dataclasses.asdict(self)
+        del record["exchanges"]
         record.update(record.pop("traffic"))
+        if not self.empty_metrics:
+            del record["empty_metrics"]
         return record
 
     @classmethod
@@ -90,6 +101,7 @@ class RoundRecord:
         rest["failures"] = tuple(Failure(**failure) for failure in rest["failures"])
         # Runs of earlier versions had none.
         rest["name_disputes"] = tuple(NameDispute(**d) for d in rest.get("name_disputes", ()))
+        rest["empty_metrics"] = tuple(rest.get("empty_metrics", ()))
         return cls(**rest, traffic=Traffic(**{name: record[name] for name in names}))
 
 
@@ -109,8 +121,8 @@ class RoundOutcome:
     """
 
     arrays: Arrays
-    train_metrics: Mapping[str, float] = field(default_factory=dict)
-    evaluate_metrics: Mapping[str, float] = field(default_factory=dict)
+    train_metrics: Metrics = field(default_factory=dict)
+    evaluate_metrics: Metrics = field(default_factory=dict)
     memory: Arrays = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
 
@@ -162,8 +174,11 @@ class ServerState:
         """Return this state as what `start` returns."""
 
         def by_round(metrics: str) -> dict[int, MetricRecord]:
-            named = ((record.round, getattr(record, metrics)) for record in self.history)
-            return {number: MetricRecord(dict(values)) for number, values in named if values}
+            return {
+                record.round: MetricRecord(dict(values))
+                for record in self.history
+                if (values := getattr(record, metrics)) or metrics in record.empty_metrics
+            }
 
         disputes = [
             {"round": record.round, **dataclasses.asdict(dispute)}
@@ -201,7 +216,8 @@ class RunResult(Result):
     ...     metrics = MetricRecord({"num-examples": 1})
     ...     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
     >>> grid = InProcessGrid(app, nodes=2)
-    >>> result = FedAvg().start(grid, ArrayRecord([np.zeros(2)]), num_rounds=2)
+    >>> strategy = FedAvg(fraction_evaluate=0.0)
+    >>> result = strategy.start(grid, ArrayRecord([np.zeros(2)]), num_rounds=2)
     >>> result.stopped_because, result.failures, result.traffic.messages_up
     ('all rounds are done', (), 4)
     """
@@ -226,9 +242,4 @@ class RunResult(Result):
         return tuple((record.round, d) for record in self.history for d in record.name_disputes)
 
     def __repr__(self) -> str:
-        traffic = self.traffic
-        return (
-            f"{super().__repr__()}\nRounds: {max(0, len(self.history) - 1)}, "
-            f"{traffic.bytes_up:,} bytes up, {traffic.bytes_down:,} bytes down, "
-            f"ended because {self.stopped_because}"
-        )
+        return "\n".join([super().__repr__(), *result_lines(self)])

@@ -64,6 +64,11 @@ class OutputLayer:
     features: int
 
     @property
+    def keys(self) -> tuple[str, ...]:
+        """Keys of the layer's arrays."""
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+    @property
     def num_classes(self) -> int:
         """Classes told apart."""
         return max(2, self.outputs)

@@ -2,7 +2,7 @@
 
 All take keyword arguments and are started like Flower's own::
 
-    strategy = FedAvg(fraction_train=0.1, min_nodes=5, seed=1)
+    strategy = FedAvg(fraction_train=0.1, min_train_nodes=5, seed=1)
     result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=20)
 
 Which there are says the list of public names in `gems_flwr`; each is imported when it is used.

@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from flwr.app import ConfigRecord, Message
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
@@ -37,8 +37,11 @@ from gems_flwr.intersect.screen_spaces import screen_spaces
 from gems_flwr.keyword_hints import with_hints
 from gems_flwr.moments.class_sums import ClassSums
 from gems_flwr.moments.cone_building import MIN_COUNT, cone_from_sums
+from gems_flwr.networks.backbone import SplitModel
 from gems_flwr.networks.layers import layers_below_output
 from gems_flwr.samples import Samples
+from gems_flwr.server.backbone_sending import BackboneMode, BackboneSender
+from gems_flwr.server.client_metrics import mean_reports
 from gems_flwr.server.gems_options import (
     SPACE_OPTIONS,
     check_gems_options,
@@ -54,10 +57,10 @@ from gems_flwr.spaces.cone import ClassMomentCone
 from gems_flwr.spaces.curved_space import CurvedSpace, without_curve
 from gems_flwr.spaces.output_layer import OutputLayer, find_output_layer
 from gems_flwr.spaces.space_files import Space, SpaceFolder
-from gems_flwr.typing import Arrays
+from gems_flwr.typing import Arrays, Metrics
 from gems_flwr.wire.asking import ask_for_score, ask_for_space, freeze_below
+from gems_flwr.wire.handler_metrics import unpack_told
 from gems_flwr.wire.keys import EVALUATE, TRAIN
-from gems_flwr.wire.records import to_record
 from gems_flwr.wire.space_replies import NodeSpace, unpack_score_reply, unpack_space_reply
 from gems_flwr.wire.space_requests import Centered, Cone, SpaceRequest, as_space_request
 
@@ -111,6 +114,12 @@ class Gems(RoundLoop):
         model down to every node for each suspect, and again after each conviction.
     layer : str, optional
         Name of the linear output layer, where it is not the last matrix of the model.
+    backbone : {"auto", "send", "local"}
+        Who is sent the layers below the output layer. Nodes whose own `model` has them, as a
+        digest tells, are not, unless they take less than a megabyte: those come along with the
+        first message (``auto``). ``send`` has them come along whatever their size, which saves
+        an exchange where no node has them; ``local`` sends them to nobody, and a node that has
+        others is left out, by name.
     **loop
         See `RoundLoop`. With a `checkpoint_dir` the received spaces are kept in its folder
         ``spaces``, where ``python -m gems_flwr aggregate`` can add a late one.
@@ -128,6 +137,8 @@ class Gems(RoundLoop):
     gems_flwr.errors.OptionError: an epsilon for all nodes is the space's: space=Ball(epsilon=0.6)
     """
 
+    mod_needed: ClassVar[str] = "good_enough_mod(data, model=Net)"
+
     space: SpaceRequest | str = "cone"
     epsilon: str | Mapping[str, float] | None = None
     select: Literal["first", "margin", "objective"] | None = None
@@ -143,6 +154,7 @@ class Gems(RoundLoop):
     robust: bool | None = None
     audit: bool = False
     layer: str | None = None
+    backbone: BackboneMode = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -161,6 +173,8 @@ class Gems(RoundLoop):
         self._received: dict[str, NodeSpace] = {}
         self._first_round = 1
         self._unchecked: tuple[int, ...] | None = None
+        again = self.verify or self.audit or self.on_empty == "retrain"
+        self._backbones = BackboneSender(self.backbone, keep=again)
 
     @property
     def asked_space(self) -> SpaceRequest:
@@ -201,12 +215,16 @@ class Gems(RoundLoop):
         start = state.arrays
         if server_round > self._first_round and self.initialise is not None:
             start = self.initialise(server_round)
-        received = self._collect(server_round, grid, start, layer, train_config)
+        received, told = self._collect(server_round, grid, start, layer, train_config)
         usable, notes = self._screened(self._usable_spaces(received))
         found, spaces, convicted = self._audited(
             usable,
             lambda candidate, step: self._scores(
-                server_round, grid, layer.replace_in(start, candidate), evaluate_config, step
+                server_round,
+                grid,
+                SplitModel.of(layer.replace_in(start, candidate), layer.keys),
+                evaluate_config,
+                step,
             ),
         )
         arrays = layer.replace_in(start, found.point)
@@ -214,14 +232,15 @@ class Gems(RoundLoop):
         done = found.intersection.feasible or server_round == last_round
         scores: dict[str, float] = {}
         if done and self.verify:
-            scores = self._scores(server_round, grid, arrays, evaluate_config, "verification")
+            model = SplitModel.of(arrays, layer.keys)
+            scores = self._scores(server_round, grid, model, evaluate_config, "verification")
         details = intersection_details(self._space.kind, found, spaces, scores)
         details |= left_out_details(found, spaces, notes, convicted)
         if self.robust:
             details |= unchecked_details(self._unchecked)
         # Only now: a round that fails leaves everything as it was.
         self._keep(received, afresh=server_round == self._first_round)
-        return RoundOutcome(arrays=arrays, details=details, memory=state.memory)
+        return RoundOutcome(arrays=arrays, train_metrics=told, details=details, memory=state.memory)
 
     def _aggregate(self, spaces: Spaces) -> Aggregate:
         return aggregate_spaces(
@@ -280,7 +299,7 @@ class Gems(RoundLoop):
 
     def needs_names(self) -> bool:
         """An epsilon for each node cannot be sent before the nodes are known by name."""
-        return super().needs_names() or isinstance(self.epsilon, Mapping)
+        return isinstance(self.epsilon, Mapping)
 
     def reason_to_stop(self, state: ServerState) -> str | None:
         """Stop as soon as the spaces meet."""
@@ -295,23 +314,37 @@ class Gems(RoundLoop):
         arrays: Arrays,
         layer: OutputLayer,
         config: ConfigRecord,
-    ) -> dict[str, NodeSpace]:
-        """Ask the nodes for their spaces; return what is usable with what was received before."""
+    ) -> tuple[dict[str, NodeSpace], Metrics]:
+        """Ask the nodes for their spaces.
+
+        Returns
+        -------
+        tuple
+            What is usable, with what was received before, by node; and the mean of what the train
+            handlers reported, where spaces need training.
+        """
         nodes = self.choose_nodes(server_round, grid, self.fraction_train, TRAIN)
-        record = to_record(arrays)
-        messages = self.messages(server_round, nodes, TRAIN, record, config)
-        for message in messages:
+        frozen = layers_below_output(arrays)
+
+        def ask(message: Message) -> None:
             ask_for_space(message.content, self.request(self._name_of(message)))
-            freeze_below(message.content, layers_below_output(arrays))
-        unpack = partial(unpack_space_reply, request=self.request(), layer=layer)
-        answers = self.accept(self.collect(messages), unpack, at_least=self.min_nodes)
+            freeze_below(message.content, frozen)
+
+        def unpack_space(content: RecordDict) -> NodeSpace:
+            self._backbones.refuse_lacking(content, layer.weight)
+            return unpack_space_reply(content, self.request(), layer)
+
+        model = SplitModel.of(arrays, layer.keys)
+        replies = self._backbones.collect(self, server_round, nodes, model, config, ask)
+        unpack = partial(unpack_told, unpack=unpack_space)
+        answers = self.accept(replies, unpack, at_least=self.min_nodes)
         received: dict[str, NodeSpace] = {}
         if server_round > self._first_round:
             # A resumed run: what earlier rounds received lies in the folder.
             received = dict(self._received or self._spaces.load())
         for answer in answers:
-            received[answer.node] = with_new_ball(received.get(answer.node), answer.value)
-        return received
+            received[answer.node] = with_new_ball(received.get(answer.node), answer.value.value)
+        return received, mean_reports(answer.value for answer in answers)
 
     def _keep(self, received: dict[str, NodeSpace], *, afresh: bool) -> None:
         """Remember what was received, and put it into the folder."""
@@ -358,16 +391,21 @@ class Gems(RoundLoop):
         return plausible(spaces, screened, result.reasons, at_least=self.min_nodes, what="spaces")
 
     def _scores(
-        self, server_round: int, grid: Grid, arrays: Arrays, config: ConfigRecord, step: str
+        self, server_round: int, grid: Grid, model: SplitModel, config: ConfigRecord, step: str
     ) -> dict[str, float]:
         """Return each node's accuracy with a model."""
         nodes = self.choose_nodes(server_round, grid, 1.0, EVALUATE)
-        record = to_record(arrays)
-        # As train messages, because every client has a handler for those, and the mod around it.
-        messages = self.messages(server_round, nodes, TRAIN, record, config, step=step)
-        for message in messages:
+
+        def ask(message: Message) -> None:
             ask_for_score(message.content, self._space.score)
-        answers = self.accept(self.collect(messages), unpack_score_reply)
+
+        def unpack(content: RecordDict) -> float:
+            self._backbones.refuse_lacking(content, next(iter(model.head)))
+            return unpack_score_reply(content)
+
+        # As train messages, because every client has a handler for those, and the mod around it.
+        replies = self._backbones.collect(self, server_round, nodes, model, config, ask, step)
+        answers = self.accept(replies, unpack)
         return {answer.node: answer.value for answer in answers}
 
     # --- helpers ------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from flwr.app import ConfigRecord
@@ -43,14 +43,18 @@ from gems_flwr.neuron_merging.merged_layer import MergedLayer, MergeMethod
 from gems_flwr.neuron_merging.neuron_scale import oversized_layers
 from gems_flwr.neuron_merging.screen_neurons import screen_neurons
 from gems_flwr.runtime.seeding import derive_seed
+from gems_flwr.server.client_metrics import mean_reports
 from gems_flwr.server.gems_options import NEURON_OPTIONS, moved_options
 from gems_flwr.server.public_tuning import TunesOnPublicData
+from gems_flwr.server.round_methods import EvaluateFn
 from gems_flwr.server.screening import UNCHECKED_NEURONS, joined, plausible
 from gems_flwr.server.state import RoundOutcome, ServerState
+from gems_flwr.server.width_trial import try_evaluation, try_nodes
 from gems_flwr.spaces.neuron_balls import NeuronBalls
 from gems_flwr.strategies.gems import Gems
-from gems_flwr.typing import Arrays
+from gems_flwr.typing import Arrays, Metrics
 from gems_flwr.wire.asking import ask_for_neurons
+from gems_flwr.wire.handler_metrics import unpack_told
 from gems_flwr.wire.keys import TRAIN
 from gems_flwr.wire.neuron_replies import unpack_neurons_reply
 from gems_flwr.wire.records import to_record
@@ -61,6 +65,11 @@ from gems_flwr.wire.space_requests import Centered, Cone, SpaceRequest, as_space
 HEAD_EPSILON = 0.7
 # ReLU features want less of it than pixels do (chosen on MNIST validation data).
 HEAD_RIDGE = 1e-5
+# m_epsilon, where merged layers may have any width.
+CLUSTERS = 100
+# Where all nodes start from one model, as in Flower's apps, it does a little better at the model's
+# own widths than dropping does (chosen on digits validation data).
+SAME_BUDGET: Budget = "cluster"
 
 
 @with_hints(moved_options(NEURON_OPTIONS))
@@ -74,16 +83,21 @@ class LayerwiseGems(TunesOnPublicData):
         How neurons are merged: the papers' k-means with intersections inside clusters; one pass
         over all neurons with inner balls; or not at all, all side by side. In every case a
         merged neuron lies in the balls of those that it stands for.
-    clusters : int, default 100
-        m_epsilon: how many clusters `kmeans` looks for, at least 1.
+    clusters : int, optional
+        m_epsilon: how many clusters `kmeans` looks for, at least 1. By default as many as the
+        layer has neurons; 100 where `max_hidden` allows other widths.
     neurons : Neurons
         What nodes are asked for of a hidden layer: how much a neuron's output may deviate, and
         how radii are found.
-    max_hidden : int or sequence of int, optional
-        Most neurons of a merged layer; for all hidden layers or for each.
-    budget : {"drop", "cluster"}
-        What happens to neurons beyond `max_hidden`: the least important are dropped, or the
-        nearest are merged although they do not lie in each other's balls.
+    max_hidden : "same", int, sequence of int, or None, default "same"
+        Size of merged layers. ``"same"``: exactly that of the initial arrays, so that the app's
+        module, its `forward` and its ``evaluate_fn`` need not know. Otherwise the most neurons, for
+        all hidden layers or for each, or None for no limit: then handlers, `forward` and
+        ``evaluate_fn`` must take other widths (`resize_model`), which is tried before round 1.
+    budget : {"drop", "cluster"}, optional
+        What happens to neurons beyond `max_hidden`: the least important are dropped (the default
+        for numbers), or the nearest are merged although they do not lie in each other's balls
+        (the default for ``"same"``).
     head : Cone, Ball or Ellipsoid, "cone", "ball" or "ellipsoid", or a Gems
         Space of the output layer. The words ``"ball"`` and ``"ellipsoid"`` stand for an epsilon
         of 0.7. A `Gems` says, too, what the server does with the spaces: its `epsilon`,
@@ -95,6 +109,9 @@ class LayerwiseGems(TunesOnPublicData):
         Whether each node's neurons are held against those of the others before they are merged
         (see `screen_neurons`), none takes more than twice its share of `max_hidden` for
         itself, and the output layer is `robust` as in `Gems`, unless `head` says otherwise.
+    check_widths : bool, default True
+        Whether nodes and ``evaluate_fn`` are tried at other widths before round 1, where those can
+        come: some bytes for each node.
     **tuning
         See `TunesOnPublicData`. The last layer is tuned as in `Gems`, so a cone's has no rate.
 
@@ -110,14 +127,17 @@ class LayerwiseGems(TunesOnPublicData):
     '{"layer": 0, "epsilon": 0.5, "radius": "worst"}'
     """
 
+    mod_needed: ClassVar[str] = "good_enough_mod(data, model=Net)"
+
     merge: MergeMethod = "kmeans"
-    clusters: int = 100
+    clusters: int | None = None
     neurons: Neurons = field(default_factory=Neurons)
-    max_hidden: int | Sequence[int] | None = None
-    budget: Budget = "drop"
+    max_hidden: int | Sequence[int] | Literal["same"] | None = "same"
+    budget: Budget | None = None
     head: SpaceRequest | Gems | str = "cone"
     verify: bool = False
     robust: bool = False
+    check_widths: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -125,9 +145,9 @@ class LayerwiseGems(TunesOnPublicData):
             raise OptionError(f"neurons must be Neurons(…), got {self.neurons!r}")
         rules = {
             "merge": (self.merge in get_args(MergeMethod), f"one of {get_args(MergeMethod)}"),
-            "budget": (self.budget in get_args(Budget), f"one of {get_args(Budget)}"),
-            "clusters": (self.clusters >= 1, "at least 1"),
-            "max_hidden": (min(_listed(self.max_hidden) or [1]) >= 1, "at least 1, or none"),
+            "budget": (self.budget in (None, *get_args(Budget)), f"one of {get_args(Budget)}"),
+            "clusters": (self.clusters is None or self.clusters >= 1, "at least 1, or none"),
+            "max_hidden": (_is_limit(self.max_hidden), "at least 1, or 'same', or none"),
         }
         for name, (holds, allowed) in rules.items():
             if not holds:
@@ -138,6 +158,8 @@ class LayerwiseGems(TunesOnPublicData):
         if self._output.tune:
             raise OptionError("head.tune must be 0: set tune of LayerwiseGems")
         self._hidden = 0
+        # By id, who cannot take other widths; None until the nodes were asked.
+        self._unfit: dict[int, str] | None = None
         self.keep_replies = self.keep_replies and self._head().keep_replies
 
     @property
@@ -147,12 +169,14 @@ class LayerwiseGems(TunesOnPublicData):
 
     def prepare(self, initial: Arrays, num_rounds: int) -> None:
         """Count the layers of the network."""
-        self._hidden = len(weight_layers(initial)) - 1
+        self._hidden, self._unfit = len(weight_layers(initial)) - 1, None
         for name, given in (
             ("neurons.epsilon", self.neurons.epsilon),
             ("max_hidden", self.max_hidden),
         ):
-            if isinstance(given, Sequence) and len(given) != self._hidden:
+            if not isinstance(given, Sequence) or given == "same":
+                continue
+            if len(given) != self._hidden:
                 raise OptionError(
                     f"{name} has {len(given)} values for {self._hidden} hidden layers"
                 )
@@ -170,6 +194,8 @@ class LayerwiseGems(TunesOnPublicData):
         evaluate_config: ConfigRecord,
     ) -> RoundOutcome:
         """Merge one hidden layer, or aggregate the output layer in the last round."""
+        if server_round == 1 and self._tries_widths:
+            self._leave_out_unfit(grid, train_config)
         if server_round <= self._hidden:
             return self._merge_layer(server_round, state, grid, train_config)
         head = self._head(state.arrays)
@@ -185,7 +211,31 @@ class LayerwiseGems(TunesOnPublicData):
             key: joined(state.details.get(key, {}), outcome.details[key])
             for key in ("left_out", "adjusted")
         }
-        return RoundOutcome(arrays=arrays, details=details, memory=state.memory)
+        return RoundOutcome(
+            arrays=arrays,
+            train_metrics=outcome.train_metrics,
+            details=details,
+            memory=state.memory,
+        )
+
+    # --- other widths ---------------------------------------------------------------------------
+
+    @property
+    def _tries_widths(self) -> bool:
+        return self.check_widths and self.max_hidden != "same" and self._hidden > 0
+
+    def check_evaluation(self, initial: Arrays, evaluate_fn: EvaluateFn) -> None:
+        """Try the server's own evaluation on arrays of other widths, if those can come."""
+        if self._tries_widths:
+            try_evaluation(initial, evaluate_fn)
+
+    def _leave_out_unfit(self, grid: Grid, config: ConfigRecord) -> None:
+        """Send no network to nodes where it does not run at other widths, if those can come."""
+        if self._unfit is None:
+            nodes = self.choose_nodes(1, grid, self.fraction_train, TRAIN)
+            messages = self.messages(1, nodes, TRAIN, None, config, step="widths")
+            self._unfit = try_nodes(self._exchange, messages, self.min_nodes)
+        self._exchange.barred = {**self._exchange.barred, **self._unfit}
 
     # --- a hidden layer -----------------------------------------------------------------------
 
@@ -195,18 +245,21 @@ class LayerwiseGems(TunesOnPublicData):
         index = server_round - 1
         layers = weight_layers(state.arrays)
         layer, above = layers[index], layers[index + 1]
-        balls = self._collect_neurons(server_round, grid, state.arrays, layer, above, config)
+        collected = self._collect_neurons(server_round, grid, state.arrays, layer, above, config)
+        balls, reported = collected
         balls, notes = self._screened(balls)
-        budget, alone = _of_layer(self.max_hidden, index), None
+        same, alone = self.max_hidden == "same", None
+        budget = layer.width if same else _of_layer(self.max_hidden, index)
         if self.robust and budget is not None:
             alone = math.ceil(HEAVY * budget / len(balls))
         merged = merge_neurons(
             list(balls.values()),
             self.merge,
-            clusters=self.clusters,
+            clusters=self.clusters or (layer.width if same else CLUSTERS),
             max_neurons=budget,
+            exact=same,
             max_alone=alone,
-            budget=self.budget,
+            budget=self.budget or (SAME_BUDGET if same else "drop"),
             seed=derive_seed(self.seed, "merge", index),
         )
         merged.verify(list(balls.values()))
@@ -226,7 +279,9 @@ class LayerwiseGems(TunesOnPublicData):
             for key, reasons in (("left_out", gone), ("adjusted", kept)):
                 details[key] = joined(state.details.get(key, {}), reasons, f"layer {layer.name}")
             details["unchecked"] = UNCHECKED_NEURONS
-        return RoundOutcome(arrays=arrays, details=details, memory=state.memory)
+        return RoundOutcome(
+            arrays=arrays, train_metrics=reported, details=details, memory=state.memory
+        )
 
     def _screened(
         self, balls: dict[str, NeuronBalls]
@@ -247,7 +302,8 @@ class LayerwiseGems(TunesOnPublicData):
         layer: WeightLayer,
         above: WeightLayer,
         config: ConfigRecord,
-    ) -> dict[str, NeuronBalls]:
+    ) -> tuple[dict[str, NeuronBalls], Metrics]:
+        """Ask for neurons; return them by node, and the mean of what the handlers reported."""
         request = self.request(server_round - 1)
         nodes = self.choose_nodes(server_round, grid, self.fraction_train, TRAIN)
         messages = self.messages(server_round, nodes, TRAIN, to_record(arrays), config)
@@ -266,11 +322,12 @@ class LayerwiseGems(TunesOnPublicData):
             outgoing=outgoing,
             server_round=server_round,
         )
-        answers = self.accept(self.collect(messages), unpack)
-        oversized = oversized_layers([answer.value for answer in answers], sent)
+        answers = self.accept(self.collect(messages), partial(unpack_told, unpack=unpack))
+        oversized = oversized_layers([answer.value.value for answer in answers], sent)
         reasons = {answers[position].node: reason for position, reason in oversized.items()}
         usable = self._exchange.without(answers, reasons, at_least=self.min_nodes)
-        return {answer.node: answer.value for answer in usable}
+        balls = {answer.node: answer.value.value for answer in usable}
+        return balls, mean_reports(answer.value for answer in usable)
 
     # --- the output layer ---------------------------------------------------------------------
 
@@ -290,6 +347,8 @@ class LayerwiseGems(TunesOnPublicData):
             on_empty=head.on_empty,
             layer=head.layer,
             audit=head.audit,
+            # The merged layers below it are new to everybody.
+            backbone="send",
             verify=self.verify or head.verify,
             robust=self.robust if head.robust is None else head.robust,
             seed=self.seed,
@@ -341,10 +400,12 @@ def _told(
     }
 
 
-def _listed(value: Any) -> list[Any]:
-    if value is None:
-        return []
-    return list(value) if isinstance(value, Sequence) else [value]
+def _is_limit(value: Any) -> bool:
+    if value is None or value == "same":
+        return True
+    if isinstance(value, str):
+        return False
+    return min(value if isinstance(value, Sequence) else [value], default=1) >= 1
 
 
 def _of_layer(value: Any, layer: int) -> Any:

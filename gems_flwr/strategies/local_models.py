@@ -9,6 +9,7 @@ from typing import ClassVar
 from numpy.typing import NDArray
 
 from gems_flwr import scoring
+from gems_flwr.errors import OptionError
 from gems_flwr.server.exchange import Answer
 from gems_flwr.server.members import join_members
 from gems_flwr.server.public_tuning import TunesOnPublicData
@@ -47,6 +48,14 @@ class LocalModels(TunesOnPublicData):
     """
 
     rounds_needed: ClassVar[int | None] = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.fraction_evaluate != 0:
+            raise OptionError(
+                "fraction_evaluate must be 0: the result is a model of every node, which no node's "
+                "handler can load; evaluate at the server (evaluate_fn)"
+            )
 
     def aggregate(self, answers: Sequence[Answer[ModelReply]]) -> Arrays:
         """Return all models, each fine-tuned, side by side."""

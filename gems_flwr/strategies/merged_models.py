@@ -62,7 +62,8 @@ class MergedModels(RoundLoop):
     >>> from gems_flwr import InProcessGrid, MergedModels, statistics_mod
     >>> def data(context):
     ...     rng = np.random.default_rng(context.node_config["partition-id"])
-    ...     return rng.normal(size=(100, 2)).astype(np.float32), np.arange(100) % 2
+    ...     train = rng.normal(size=(100, 2)).astype(np.float32), np.arange(100) % 2
+    ...     return train, None
     >>> app = ClientApp(mods=[statistics_mod(data)])
     >>> @app.train()
     ... def train(message, context):  # a real one trains

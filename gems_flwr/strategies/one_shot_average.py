@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gems_flwr.server.exchange import Answer
+from gems_flwr.server.model_averaging import AveragesReplies
 from gems_flwr.server.public_tuning import TunesOnPublicData
-from gems_flwr.strategies.fedavg import FedAvg
 from gems_flwr.typing import Arrays
 from gems_flwr.wire.model_replies import ModelReply
 
 
 @dataclass(kw_only=True, eq=False)
-class OneShotAverage(TunesOnPublicData, FedAvg):
+class OneShotAverage(TunesOnPublicData, AveragesReplies):
     """Let every node train to the end, average once, and fine-tune the average if asked to.
 
     Parameters
     ----------
     weighted, robust, liars, trim
-        See `FedAvg`.
+        See `AveragesReplies`.
     **tuning
         See `TunesOnPublicData`.
 

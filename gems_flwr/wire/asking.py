@@ -9,11 +9,13 @@ request         what ``config`` has
 a space         ``space-request``
 a score         ``verify``, and ``score-request`` if the score is to be noised
 neurons         ``neuron-request``, and ``frozen-layers``
+a trial         ``try-widths``: does the network run at other widths?
 statistics      ``statistics-request``
 averaging       ``averaging``; ``arrays`` only if the node gets a new model,
                 ``reference`` only if it gets a new reference that is not that
 several models  ``multi-model``; an ArrayRecord ``model/<name>`` for each model
                 that the node lacks, ``control/<name>`` for SCAFFOLD
+a name          ``tell-name``, in a train message without a model
 ==============  =================================================================
 """
 
@@ -37,6 +39,8 @@ from gems_flwr.wire.keys import (
     SCORE_REQUEST,
     SPACE_REQUEST,
     STATISTICS_REQUEST,
+    TELL_NAME,
+    TRY_WIDTHS,
     VERIFY,
 )
 from gems_flwr.wire.requests import (
@@ -82,6 +86,19 @@ def requested(content: RecordDict, key: str, kind: type[Request]) -> Request | N
     """
     text = said(content, key)
     return kind.from_json(text) if isinstance(text, str) else None
+
+
+# --- names ------------------------------------------------------------------------------------
+
+
+def ask_for_name(content: RecordDict) -> None:
+    """Ask in an instruction for the node's name, and nothing else."""
+    put(content, TELL_NAME, True)
+
+
+def wants_name(content: RecordDict) -> bool:
+    """Return whether an instruction asks for the node's name."""
+    return said(content, TELL_NAME) is True
 
 
 # --- spaces and scores ------------------------------------------------------------------------
@@ -138,6 +155,16 @@ def frozen_layers(content: RecordDict) -> int:
     """Return how many layers, from the input, training must leave alone."""
     count = said(content, FROZEN_LAYERS)
     return count if isinstance(count, int) else 0
+
+
+def ask_to_try_widths(content: RecordDict) -> None:
+    """Ask in an instruction whether the node's network runs at other widths than its own."""
+    put(content, TRY_WIDTHS, True)
+
+
+def wants_widths_tried(content: RecordDict) -> bool:
+    """Return whether an instruction asks for that, and nothing else."""
+    return bool(said(content, TRY_WIDTHS))
 
 
 # --- models -----------------------------------------------------------------------------------

@@ -38,7 +38,12 @@ from gems_flwr.wire.keys import (
     SERVER_ROUND,
     SQUARED_DISTANCE,
 )
-from gems_flwr.wire.model_replies import pack_name, unpack_metrics_reply, unpack_model_reply
+from gems_flwr.wire.model_replies import (
+    pack_name,
+    single_numbers,
+    unpack_metrics_reply,
+    unpack_model_reply,
+)
 
 
 @dataclass(frozen=True)
@@ -135,7 +140,7 @@ def unpack_averaging_reply(
     elif must_send:
         raise BadReplyError("the model was asked for, but none came")
     reply = unpack_metrics_reply(content)
-    metrics = dict(reply.metrics)
+    metrics = single_numbers(reply.metrics)
     distance = metrics.pop(SQUARED_DISTANCE, None)
     if measured and distance is None:
         raise BadReplyError(f"metric '{SQUARED_DISTANCE}' is missing or not a single number")

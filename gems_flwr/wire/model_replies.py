@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from gems_flwr.bounds import (
     MAX_CLASSES,
     MAX_EXAMPLES,
+    MAX_LISTED_METRICS,
     MAX_METRIC,
     MAX_NAME_CHARACTERS,
     MIN_EXAMPLES,
 )
 from gems_flwr.errors import BadReplyError
 from gems_flwr.spaces.checks import shown
-from gems_flwr.typing import Arrays
+from gems_flwr.typing import Arrays, Metrics
 from gems_flwr.wire.keys import (
     ARRAYS,
     CONFIG,
@@ -37,6 +38,21 @@ from gems_flwr.wire.records import checked_array, checked_step, only_model
 
 
 @dataclass(frozen=True)
+class RecordKeys:
+    """What the records of a message are called, and the metric by which a reply is weighted.
+
+    Replies may have their records under any key.
+    """
+
+    arrays: str = ARRAYS
+    config: str = CONFIG
+    weight: str = NUM_EXAMPLES
+
+
+USUAL_KEYS = RecordKeys()
+
+
+@dataclass(frozen=True)
 class ModelReply:
     """A validated reply to a train message.
 
@@ -45,9 +61,11 @@ class ModelReply:
     arrays : mapping from str to ndarray
         The trained model: names, shapes and dtypes as sent out, all values finite.
     num_examples : float
-        How many samples the node trained on, greater than 0.
-    metrics : mapping from str to float
-        The node's other scalar metrics, all finite.
+        How many samples the node trained on, or what else it is weighted by; greater than 0.
+    metrics : mapping from str to float or list of float
+        The node's other metrics, all finite.
+    content : RecordDict, optional
+        The reply as it came, for functions that want to see all of it.
 
     Examples
     --------
@@ -59,15 +77,17 @@ class ModelReply:
 
     arrays: Arrays
     num_examples: float
-    metrics: Mapping[str, float]
+    metrics: Metrics
+    content: RecordDict | None = field(default=None, kw_only=True, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
 class MetricsReply:
-    """A validated reply to an evaluate message."""
+    """A validated reply to an evaluate message; see `ModelReply`."""
 
     num_examples: float
-    metrics: Mapping[str, float]
+    metrics: Metrics
+    content: RecordDict | None = field(default=None, kw_only=True, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -79,7 +99,12 @@ class ExamplesReply:
 
 
 def pack_instruction(
-    arrays: ArrayRecord | None, config: ConfigRecord, *, server_round: int, seed: int
+    arrays: ArrayRecord | None,
+    config: ConfigRecord,
+    *,
+    server_round: int,
+    seed: int,
+    keys: RecordKeys = USUAL_KEYS,
 ) -> RecordDict:
     """Return the content of one message to one node.
 
@@ -89,9 +114,9 @@ def pack_instruction(
     own = ConfigRecord(dict(config))
     own[SERVER_ROUND] = server_round
     own[RUN_SEED] = seed
-    content = RecordDict({CONFIG: own})
+    content = RecordDict({keys.config: own})
     if arrays is not None:
-        content[ARRAYS] = arrays
+        content[keys.arrays] = arrays
     return content
 
 
@@ -142,7 +167,9 @@ def is_masked(content: RecordDict) -> bool:
     return SECAGG_CONFIGS in content
 
 
-def unpack_model_reply(content: RecordDict, expected: Arrays) -> ModelReply:
+def unpack_model_reply(
+    content: RecordDict, expected: Arrays, weight_key: str = NUM_EXAMPLES
+) -> ModelReply:
     """Validate a reply to a train message.
 
     Parameters
@@ -151,6 +178,8 @@ def unpack_model_reply(content: RecordDict, expected: Arrays) -> ModelReply:
         What the node sent.
     expected : mapping from str to ndarray
         Arrays with the names, shapes and dtypes that the reply must have.
+    weight_key : str, default "num-examples"
+        Which metric says how much the reply counts.
 
     Raises
     ------
@@ -172,35 +201,51 @@ def unpack_model_reply(content: RecordDict, expected: Arrays) -> ModelReply:
         )
         for key, template in expected.items()
     }
-    metrics = unpack_metrics_reply(content)
-    return ModelReply(arrays, metrics.num_examples, metrics.metrics)
+    metrics = unpack_metrics_reply(content, weight_key)
+    return ModelReply(arrays, metrics.num_examples, metrics.metrics, content=content)
 
 
-def unpack_metrics_reply(content: RecordDict) -> MetricsReply:
+def unpack_metrics_reply(content: RecordDict, weight_key: str = NUM_EXAMPLES) -> MetricsReply:
     """Validate the metrics of a reply; see `unpack_model_reply`."""
     records = list(content.metric_records.values())
     if len(records) != 1:
         raise BadReplyError(f"expected one MetricRecord, got {len(records)}")
-    metrics: dict[str, float] = {}
+    metrics: dict[str, float | list[int] | list[float]] = {}
+    listed = 0
     for key, value in records[0].items():
         if isinstance(value, list):
-            continue  # no strategy here averages lists; the node may keep them for itself
-        # Compared before anything else: an integer of 400 digits has no float.
-        if not -MAX_METRIC <= value <= MAX_METRIC:
-            unlimited = isinstance(value, float) and not math.isfinite(value)
-            wanted = "a finite number" if unlimited else f"at most {MAX_METRIC:g}"
-            raise BadReplyError(f"metric '{key}' is {shown(value)}, expected {wanted}")
+            listed += len(value)
+            if listed > MAX_LISTED_METRICS:
+                raise BadReplyError(
+                    f"metric '{key}': the lists have {listed:,} numbers or more, expected at most "
+                    f"{MAX_LISTED_METRICS:,} in all"
+                )
+        for number in value if isinstance(value, list) else [value]:
+            _check_metric(key, number)
         metrics[key] = value
-    num_examples = metrics.pop(NUM_EXAMPLES, None)
-    if num_examples is None:
-        raise BadReplyError(f"metric '{NUM_EXAMPLES}' is missing or not a single number")
+    num_examples = metrics.pop(weight_key, None)
+    if num_examples is None or isinstance(num_examples, list):
+        raise BadReplyError(f"metric '{weight_key}' is missing or not a single number")
     if num_examples < MIN_EXAMPLES:
-        raise BadReplyError(f"metric '{NUM_EXAMPLES}' is {num_examples}, expected more than 0")
+        raise BadReplyError(f"metric '{weight_key}' is {num_examples}, expected more than 0")
     if num_examples > MAX_EXAMPLES:
         raise BadReplyError(
-            f"metric '{NUM_EXAMPLES}' is {num_examples:g}, expected at most {MAX_EXAMPLES:g}"
+            f"metric '{weight_key}' is {num_examples:g}, expected at most {MAX_EXAMPLES:g}"
         )
-    return MetricsReply(num_examples, metrics)
+    return MetricsReply(num_examples, metrics, content=content)
+
+
+def _check_metric(key: str, value: float) -> None:
+    # Compared before anything else: an integer of 400 digits has no float.
+    if not -MAX_METRIC <= value <= MAX_METRIC:
+        unlimited = isinstance(value, float) and not math.isfinite(value)
+        wanted = "a finite number" if unlimited else f"at most {MAX_METRIC:g}"
+        raise BadReplyError(f"metric '{key}' is {shown(value)}, expected {wanted}")
+
+
+def single_numbers(metrics: Metrics) -> dict[str, float]:
+    """Return the metrics but the lists."""
+    return {key: value for key, value in metrics.items() if not isinstance(value, list)}
 
 
 def unpack_examples_reply(

@@ -29,7 +29,12 @@ from gems_flwr.wire.keys import (
     NUM_EXAMPLES,
     UPDATE_NORM,
 )
-from gems_flwr.wire.model_replies import pack_name, unpack_metrics_reply, unpack_model_reply
+from gems_flwr.wire.model_replies import (
+    pack_name,
+    single_numbers,
+    unpack_metrics_reply,
+    unpack_model_reply,
+)
 from gems_flwr.wire.multi_model_requests import vector_of, vector_record
 from gems_flwr.wire.records import checked_array, read_json
 from gems_flwr.wire.requests import ModelsRequest
@@ -226,7 +231,7 @@ def _unpack_part(
         single[ARRAYS] = record
         arrays = unpack_model_reply(single, expected).arrays
     reply = unpack_metrics_reply(single)
-    told = dict(reply.metrics)
+    told = single_numbers(reply.metrics)
     numbers = {key: told.pop(key, None) for key in (LOCAL_LOSS, UPDATE_NORM, BETA)}
     wanted = {
         LOCAL_LOSS: request.action == "losses",

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
-from uuid import uuid4
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from torch import nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
+from gems_flwr.runtime.flower_internals import number_message
 from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from gems_flwr.runtime.seeding import derive_seed
 from gems_flwr.typing import Arrays
@@ -86,9 +86,8 @@ class LockstepGrid(InProcessGrid):
         """Take messages as they are, without copying them."""
         message_ids = []
         for message in messages:
-            message.metadata.__dict__["_message_id"] = str(uuid4())
+            message_ids.append(number_message(message))
             self._waiting[message.metadata.message_id] = message
-            message_ids.append(message.metadata.message_id)
         return message_ids
 
     def collect(self, message_ids: Iterable[str], *, timeout: float | None) -> Iterator[Message]:
@@ -142,7 +141,7 @@ class LockstepGrid(InProcessGrid):
             model=model,
         )
         reply = Message(content, reply_to=message)
-        reply.metadata.__dict__["_message_id"] = str(uuid4())
+        number_message(reply)
         return reply
 
     def _number(self, message: Message) -> int:

@@ -18,7 +18,6 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
-from uuid import uuid4
 
 import numpy as np
 from flwr.app import Message, RecordDict
@@ -26,6 +25,7 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 from rich.console import Console
 
+from gems_flwr.runtime.flower_internals import number_message
 from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from gems_flwr.spaces.cone import ClassMomentCone
 from gems_flwr.spaces.covariance import LowRankCovariance, quantize
@@ -97,8 +97,7 @@ class AnsweredGrid(InProcessGrid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Take messages without copying the model in them for every node."""
         for message in messages:
-            message.metadata.__dict__["_message_id"] = str(uuid4())
-            self._pending[message.metadata.message_id] = message
+            self._pending[number_message(message)] = message
         return list(self._pending)
 
     def _deliver(self, message: Message, timeout: float | None) -> Message:

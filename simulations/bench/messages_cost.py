@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.serverapp import Grid
 from rich.console import Console
 from rich.table import Table
 
+from gems_flwr.runtime.flower_internals import records_from_bytes, records_to_bytes
 from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from gems_flwr.strategies.fedavg import FedAvg
 from gems_flwr.wire.records import to_numpy, to_record
@@ -76,11 +76,13 @@ def plain_loop(weights: int, nodes: int, rounds: int) -> Cost:
 def over(grid: Grid, weights: int, nodes: int, rounds: int, entered: float) -> Cost:
     """Run rounds of FedAvg on a grid; the first round counts as start-up."""
     arrays = to_record({"w": np.zeros(weights, np.float32)})
-    first = FedAvg(wait_for_nodes=nodes, min_nodes=1)
+    # Training alone: a message and its reply carry the model both ways.
+    train = partial(FedAvg, fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
+    first = train(wait_for_nodes=nodes)
     first.start(grid, arrays, num_rounds=1)
     startup = time.perf_counter() - entered
     started = time.perf_counter()
-    FedAvg(min_nodes=1).start(grid, arrays, num_rounds=rounds)
+    train().start(grid, arrays, num_rounds=rounds)
     return Cost(startup, (time.perf_counter() - started) / (rounds * nodes))
 
 
@@ -109,8 +111,8 @@ def serialisation(weights: int) -> float:
     started = time.perf_counter()
     for _ in range(repetitions):
         for _ in ("down", "up"):
-            data = recorddict_to_proto(record).SerializeToString()
-            received = recorddict_from_proto(ProtoRecordDict.FromString(data))
+            data = records_to_bytes(record)
+            received = records_from_bytes(data)
             to_numpy(next(iter(received.array_records.values())))
     return (time.perf_counter() - started) / repetitions
 

@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path("runs/deploy-demo")
 NODES = ("north", "south", "west")
 _RUN_SECONDS = 300.0
-_REPLY = re.compile(r"event=reply .*node=(\S+) what=train bytes=(\d+)")
+_REPLY = re.compile(r"event=reply .*node=(\S+) what=space bytes=(\d+)")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

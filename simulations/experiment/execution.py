@@ -27,6 +27,7 @@ from gems_flwr.runtime.checkpoint import CheckpointFolder
 from gems_flwr.server.settings import Callback
 from gems_flwr.server.state import RunResult
 from gems_flwr.wire.keys import BATCHES, LOSS_SUM
+from gems_flwr.wire.model_replies import single_numbers
 from gems_flwr.wire.records import to_numpy
 from simulations.config import RunConfig, variant_of
 from simulations.experiment.experiment import Experiment
@@ -223,9 +224,10 @@ def _stream_losses(result: RunResult) -> dict[str, float]:
     Its records hold means over the nodes that trained, which are turned into sums again.
     """
     sums = {"cumulative_loss": LOSS_SUM, "batches": BATCHES}
-    trained = [r for r in result.history if LOSS_SUM in r.train_metrics]
+    told = [(single_numbers(r.train_metrics), len(r.nodes_answered)) for r in result.history]
+    trained = [(metrics, nodes) for metrics, nodes in told if LOSS_SUM in metrics]
     return {
-        name: sum(r.train_metrics[key] * len(r.nodes_answered) for r in trained)
+        name: sum(metrics[key] * nodes for metrics, nodes in trained)
         for name, key in sums.items()
         if trained
     }
@@ -234,6 +236,6 @@ def _stream_losses(result: RunResult) -> dict[str, float]:
 def _accuracies(result: RunResult) -> dict[str, dict[str, float]]:
     """Return the accuracy of each model, where there are several."""
     prefix = "accuracy/"
-    metrics = result.history[-1].server_metrics
+    metrics = single_numbers(result.history[-1].server_metrics)
     by_model = {k.removeprefix(prefix): v for k, v in metrics.items() if k.startswith(prefix)}
     return {"accuracies": by_model} if by_model else {}

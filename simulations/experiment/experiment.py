@@ -29,6 +29,7 @@ from gems_flwr.server.loop import RoundLoop
 from gems_flwr.server.members import split_members
 from gems_flwr.server.settings import Callback
 from gems_flwr.server.stopping import PatienceExhausted, StopRule, TargetReached
+from gems_flwr.strategies.fedavg import FedAvg
 from gems_flwr.typing import Arrays
 from gems_flwr.wire.keys import FROZEN_LAYERS, NEURON_REQUEST, SERVER_ROUND
 from gems_flwr.wire.records import to_numpy
@@ -285,6 +286,8 @@ class Experiment:
             "initialise": self._initialise,
             "build_model": self.build_model,
             "learn": self._learn_serially,
+            # Its own nodes build every network at the widths that come.
+            "check_widths": False,
         }
         if "buffers" in accepted:
             floats = (n for n, b in self._initial_model.named_buffers() if b.is_floating_point())
@@ -294,6 +297,8 @@ class Experiment:
             if "public" in accepted:
                 offered["public"] = self.output_inputs(public)
             offered["public_data"] = tuple(part.numpy() for part in self.tensors(public))
+        if issubclass(target, FedAvg):
+            offered |= self._mcmahans_shares()
         strategy = self._build(
             "strategy",
             seed=config.seed,
@@ -309,6 +314,24 @@ class Experiment:
         )
         assert isinstance(strategy, RoundLoop)
         return strategy
+
+    def _mcmahans_shares(self) -> dict[str, Any]:
+        """Return options by which FedAvg chooses as McMahan et al. do: C = 0 is one node.
+
+        Flower's `fraction_train=0` is nobody, and it asks for at least two nodes unless told
+        otherwise. The tiny term keeps 0.29 of 100 nodes from counting as 28.
+        """
+        chosen = self.config.strategy
+        least = chosen.get("min_nodes", 1)
+        shares: dict[str, Any] = {
+            f"min_{purpose}_nodes": chosen.get(f"min_{purpose}_nodes", least)
+            for purpose in ("train", "evaluate", "available")
+        }
+        tiny = 1e-9 / self.config.nodes
+        shares["fraction_train"] = _raised(chosen.get("fraction_train", 1.0), tiny)
+        evaluate = chosen.get("fraction_evaluate", 0.0)
+        shares["fraction_evaluate"] = _raised(evaluate, tiny) if evaluate else 0.0
+        return shares
 
     @property
     def keeps_models_on_nodes(self) -> bool:
@@ -379,6 +402,11 @@ class Experiment:
             if not isinstance(reason, ValueError):
                 raise
             raise ConfigError(f"{group}={self.config.names[group]}: {reason}") from error
+
+
+def _raised(fraction: float, tiny: float) -> float:
+    """Return a share that is a little larger; one out of range as it is, to be refused."""
+    return min(1.0, fraction + tiny) if 0 <= fraction <= 1 else fraction
 
 
 class NodeTask(Task):

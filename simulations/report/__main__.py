@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from simulations.command_line import CommandParser, run_command
+from simulations.command_line import CommandParser, program, run_command
 from simulations.report.write_report import build_report
 
 
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write to.
     """
     parser = CommandParser(
-        prog="python -m simulations.report",
+        prog=program("report"),
         description="Compare finished runs: a table, plots, results.csv and report.html.",
     )
     parser.add_argument(

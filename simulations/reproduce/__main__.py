@@ -19,12 +19,20 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from simulations.command_line import EXIT_FAILED, CommandParser, UsageError, count, run_command
+from simulations.command_line import (
+    EXIT_FAILED,
+    IS_BUNDLED,
+    CommandParser,
+    UsageError,
+    count,
+    program,
+    run_command,
+)
 from simulations.reproduce.catalogue import CATALOGUE, PAPERS, STUDIES
 from simulations.reproduce.entry import Entry, Options
 from simulations.reproduce.papers.spec import Reproduction
 
-PROGRAM = "python -m simulations.reproduce"
+PROGRAM = program("reproduce")
 OUTPUT = Path("runs", "reproduce")
 # Words that stand for several entries.
 GROUPS: dict[str, Sequence[str]] = {"papers": tuple(PAPERS), "studies": tuple(STUDIES)}
@@ -55,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="*",
         metavar="NAME | KEY=VALUE",
         help="what to run: names of the list, 'papers' or 'studies'; for studies also options as "
-        "those of python -m simulations.run",
+        f"those of {program('run')}",
     )
     parser.add_argument("--quick", action="store_true", help="the version of a few minutes")
     parser.add_argument("--seeds", type=count, metavar="N", help="N seeds instead of its own")
@@ -106,6 +114,8 @@ def _act(asked: argparse.Namespace, overrides: Sequence[str], console: Console) 
         print_catalogue(console)
         console.print(f"Run one: {PROGRAM} NAME; --help lists the options.", soft_wrap=True)
         return 0
+    if IS_BUNDLED and (asked.page or asked.publish):
+        raise UsageError("--page and --publish write into the documentation: they need a checkout")
     for entry in chosen:
         entry.check(options)
     failed = sum(_one(entry, options, asked, console) for entry in chosen)

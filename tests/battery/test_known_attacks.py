@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from helpers_battery import HostileApp, Played, check, grid_of
+from helpers_blobs import both_parts
 from helpers_lies import with_record
 from helpers_scenarios import HIDDEN, NODES, SCENARIOS, app_of, arrays_of, data, layer
 
@@ -336,7 +337,7 @@ def seventy_sevens(content):
     ("strategy", "mod"),
     [
         (BreaksLocally, dynamic_averaging_mod()),
-        (partial(BreaksSpaces, space=Ball(directions=5)), good_enough_mod(data)),
+        (partial(BreaksSpaces, space=Ball(directions=5)), good_enough_mod(both_parts(data))),
     ],
 )
 def test_the_culprit_is_found_in_every_kind_of_round(strategy, mod, tmp_path):
@@ -354,7 +355,7 @@ def test_a_reply_that_broke_a_run_does_not_break_its_resume(tmp_path):
 
     class Older(Breaks):
         def _play(self, exchange, *rest):
-            self._exchange = exchange
+            self._exchange, self._is_playing = exchange, True
             return self.play_round(1, *rest)
 
     Older.__name__ = Breaks.__name__
@@ -367,7 +368,7 @@ def test_a_reply_that_broke_a_run_does_not_break_its_resume(tmp_path):
         return app_of()(message, context)
 
     grid = InProcessGrid(counted, NODES)
-    resumed = Breaks(checkpoint_dir=tmp_path, resume=True)
+    resumed = Breaks(fraction_evaluate=0.0, checkpoint_dir=tmp_path, resume=True)
     result = resumed.start(grid, arrays_of(layer), num_rounds=1)
     assert result.history[1].nodes_answered == ("0", "2", "3", "4")
     assert [failure.node for failure in result.history[1].failures] == ["1"]

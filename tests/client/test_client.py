@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
 from torch import nn
 
-from gems_flwr.client.limits import UNLIMITED
+from gems_flwr.client.limits import UNLIMITED, NodeLimits
 from gems_flwr.client.task import Report, Task
 from gems_flwr.client.task_app import task_client_app
 from gems_flwr.errors import RoundFailedError
@@ -126,3 +126,14 @@ def test_raw_data_is_shared_only_by_an_app_that_was_built_to():
         pooled(task_client_app(lambda context: Sharing()))
     with pytest.raises(RoundFailedError, match="Noise shares no data"):
         pooled(task_client_app(lambda context: Noise(), limits=UNLIMITED))
+
+
+@pytest.mark.parametrize("limits", [None, NodeLimits(require_dp=True)])
+def test_it_says_its_name_to_servers_of_this_version_and_of_earlier_ones(limits):
+    """However little the node gives away otherwise; nothing is trained for it."""
+    grid = InProcessGrid(task_client_app(lambda context: None, limits=limits), [{"name": "north"}])
+    (node,) = grid.get_node_ids()
+    question = RecordDict({"config": ConfigRecord({"tell-name": True})})
+    for kind, content in (("train", question), ("query.introduce", RecordDict())):
+        (reply,) = grid.send_and_receive([Message(content, dst_node_id=node, message_type=kind)])
+        assert dict(reply.content["node"]) == {"name": "north"}

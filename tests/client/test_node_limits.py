@@ -7,6 +7,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from helpers_blobs import both_parts
 
 from gems_flwr.client.good_enough_mod import good_enough_mod
 from gems_flwr.client.limits import UNLIMITED, NodeLimits
@@ -49,7 +50,7 @@ def data(context):
 
 
 def node_app(limits=None, mod=good_enough_mod):
-    app = ClientApp(mods=[mod(data, limits=limits)])
+    app = ClientApp(mods=[mod(both_parts(data), limits=limits)])
 
     @app.train()
     def train(message, context):
@@ -260,7 +261,7 @@ def test_a_whole_run_spends_moments_and_scores(tmp_path):
     app = ClientApp(
         mods=[
             lambda m, c, n: good_enough_mod(
-                data,
+                both_parts(data),
                 limits=NodeLimits(
                     dp_budget=2.0, ledger=tmp_path / f"{c.node_config['partition-id']}.json"
                 ),

@@ -8,6 +8,7 @@ from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 from flwr.server.workflow import SecAggPlusWorkflow
+from helpers_blobs import both_parts
 
 from conftest import initial_arrays, toy_app
 from gems_flwr.client.dynamic_averaging_mod import dynamic_averaging_mod
@@ -109,9 +110,12 @@ def test_what_dynamic_averaging_reports_is_made_from_noised_models_too():
     ("strategy", "mod"),
     [
         (DynamicAveraging(delta=1e9), dynamic_averaging_mod()),
-        (Gems(space=Cone(min_count=2)), good_enough_mod(data, limits=ANY_RANK)),
-        (Gems(space=Cone(sums=True, min_count=2)), good_enough_mod(data, limits=ANY_RANK)),
-        (MergedModels(), statistics_mod(data, limits=ANY_RANK)),
+        (Gems(space=Cone(min_count=2)), good_enough_mod(both_parts(data), limits=ANY_RANK)),
+        (
+            Gems(space=Cone(sums=True, min_count=2)),
+            good_enough_mod(both_parts(data), limits=ANY_RANK),
+        ),
+        (MergedModels(), statistics_mod(both_parts(data), limits=ANY_RANK)),
     ],
 )
 def test_around_our_mods_local_dp_refuses_and_the_log_says_so(strategy, mod, caplog):
@@ -133,11 +137,13 @@ def test_around_our_mods_local_dp_refuses_and_the_log_says_so(strategy, mod, cap
 def test_inside_the_spaces_mod_they_would_be_bypassed_and_that_is_refused(inside, space):
     name = type(inside).__name__ if inside is NOISE else inside.__name__
     with pytest.raises(RoundFailedError, match=f"{name} is inside good_enough_mod"):
-        start(Gems(space=space), app_with(good_enough_mod(data, limits=ANY_RANK), inside))
+        start(
+            Gems(space=space), app_with(good_enough_mod(both_parts(data), limits=ANY_RANK), inside)
+        )
 
 
 def test_without_a_request_for_a_space_the_order_does_not_matter():
-    result = start(FedAvg(), app_with(good_enough_mod(data, limits=ANY_RANK), NO_NOISE))
+    result = start(FedAvg(), app_with(good_enough_mod(both_parts(data), limits=ANY_RANK), NO_NOISE))
     assert flat(result) == pytest.approx(np.full(8, CLIP / np.sqrt(8)), rel=1e-5)
 
 
@@ -148,7 +154,7 @@ def test_other_mods_inside_are_nobodys_business():
     assert (
         start(
             Gems(space=Cone(min_count=2)),
-            app_with(good_enough_mod(data, limits=ANY_RANK), harmless),
+            app_with(good_enough_mod(both_parts(data), limits=ANY_RANK), harmless),
         ).failures
         == ()
     )
@@ -169,7 +175,7 @@ def test_mods_are_found_where_flower_wraps_them():
 def test_private_moments_need_no_mod():
     result = start(
         Gems(space=Cone(dp_epsilon=10.0, dp_clip=5.0, min_count=2)),
-        app_with(good_enough_mod(data, limits=ANY_RANK)),
+        app_with(good_enough_mod(both_parts(data), limits=ANY_RANK)),
     )
     assert result.failures == ()
 
@@ -181,7 +187,11 @@ def test_private_moments_need_no_mod():
     "strategy", [FedAvg(), DynamicAveraging(), Gems(space=Cone(sums=True, min_count=2))]
 )
 def test_under_secure_aggregation_our_strategies_refuse_with_what_to_do(strategy):
-    mods = [secaggplus_mod, dynamic_averaging_mod(), good_enough_mod(data, limits=ANY_RANK)]
+    mods = [
+        secaggplus_mod,
+        dynamic_averaging_mod(),
+        good_enough_mod(both_parts(data), limits=ANY_RANK),
+    ]
     with pytest.raises(RoundFailedError, match="only Flower's legacy SecAggPlusWorkflow speaks"):
         start(strategy, app_with(*mods))
 

@@ -33,7 +33,7 @@ def flips(data, bits):
 
 
 def start(folder, rounds, **options):
-    strategy = FedAvg(checkpoint_dir=folder, **options)
+    strategy = FedAvg(fraction_evaluate=0.0, checkpoint_dir=folder, **options)
     return strategy.start(InProcessGrid(toy_app(), 3), initial_arrays(), rounds)
 
 

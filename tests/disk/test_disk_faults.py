@@ -29,11 +29,11 @@ FULL_DISK = os.strerror(errno.ENOSPC)
 
 
 def start(folder, rounds=3, **options):
-    strategy = FedAvg(checkpoint_dir=folder, **options)
+    strategy = FedAvg(fraction_evaluate=0.0, checkpoint_dir=folder, **options)
     return strategy.start(InProcessGrid(toy_app(), 3), initial_arrays(), rounds)
 
 
-UNBROKEN = FedAvg().start(InProcessGrid(toy_app(), 3), initial_arrays(), 3)
+UNBROKEN = FedAvg(fraction_evaluate=0.0).start(InProcessGrid(toy_app(), 3), initial_arrays(), 3)
 
 
 @pytest.fixture(autouse=True)

@@ -69,7 +69,7 @@ def holder(tmp_path):
 
 
 def fed_avg(folder, nodes=3, rounds=2, **options):
-    strategy = FedAvg(checkpoint_dir=folder, **options)
+    strategy = FedAvg(fraction_evaluate=0.0, checkpoint_dir=folder, **options)
     return strategy.start(InProcessGrid(toy_app(), nodes), initial_arrays(), rounds)
 
 

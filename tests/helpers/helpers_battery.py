@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 
 import numpy as np
 from flwr.app import Error, Message, RecordDict
@@ -114,7 +113,8 @@ def check(played, alone=None):
         # Every cause is known and has a check of its own: nobody had to be found by trial.
         assert not [f for f in record.failures if "can be played without" in f.reason]
         for metrics in (record.train_metrics, record.evaluate_metrics):
-            assert all(map(math.isfinite, metrics.values())), metrics
+            numbers = np.concatenate([np.atleast_1d(v) for v in metrics.values()] or [[]])
+            assert np.isfinite(numbers).all(), metrics
         used |= answered & played.hostile
     for key, array in result.arrays.items():
         assert np.isfinite(array.numpy()).all(), f"'{key}' is not finite"

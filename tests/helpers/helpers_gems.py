@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from helpers_blobs import CLASSES, FEATURES, TEST, blobs
+from helpers_blobs import CLASSES, FEATURES, TEST, blobs, both_parts
 from torch import nn
 
 from gems_flwr.client.good_enough_mod import good_enough_mod
@@ -30,9 +30,9 @@ def node_data(context, seed=0):
     return blobs([2 * node % CLASSES, (2 * node + 1) % CLASSES], seed=10 * node + seed)
 
 
-def linear_app(validation=lambda c: node_data(c, 1), spoil=None, offset=0.0, **options):
+def linear_app(source=lambda c: node_data(c, 1), spoil=None, offset=0.0, data=None, **options):
     """An ordinary Flower client with our mod: the one line."""
-    app = ClientApp(mods=[good_enough_mod(validation, **options)])
+    app = ClientApp(mods=[good_enough_mod(data or both_parts(source), **options)])
 
     @app.train()
     def train(message, context):

@@ -41,7 +41,7 @@ def strategy_of(name, **options):
     if name == "periodic":
         return PeriodicAveraging(b=2, fraction=0.5, seed=5, **options)
     if name == "fedavg":
-        return FedAvg(fraction_train=0.6, seed=5, **options)
+        return FedAvg(fraction_train=0.6, fraction_evaluate=0.0, seed=5, **options)
     return MultiModel(sampling=name.removeprefix("multi-"), budget=4, seed=5, **options)
 
 

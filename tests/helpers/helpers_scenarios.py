@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from helpers_blobs import both_parts
 from torch import nn
 
 from gems_flwr.client.dynamic_averaging_mod import dynamic_averaging_mod
@@ -141,10 +142,6 @@ def app_of(*mods) -> ClientApp:
         )
         return Message(content, reply_to=message)
 
-    @app.query("introduce", mods=[fault_reply_mod])
-    def introduce(message: Message, context: Context) -> Message:
-        return Message(pack_name(node_name(context)), reply_to=message)
-
     @app.query("share_examples", mods=[fault_reply_mod])
     def share(message: Message, context: Context) -> Message:
         x, y = data(context)
@@ -190,10 +187,6 @@ def several_app():
     )
     app.train()(train)
 
-    @app.query("introduce")
-    def introduce(message: Message, context: Context) -> Message:
-        return Message(pack_name(node_name(context)), reply_to=message)
-
     return app
 
 
@@ -214,18 +207,18 @@ plain = partial(Scenario, app=app_of, initial=partial(arrays_of, layer))
 net = partial(Scenario, app=app_of, initial=partial(arrays_of, network))
 space = partial(
     Scenario,
-    app=lambda: app_of(good_enough_mod(data, limits=UNLIMITED)),
+    app=lambda: app_of(good_enough_mod(both_parts(data), limits=UNLIMITED)),
     initial=partial(arrays_of, layer),
     rounds=1,
 )
 deep = partial(
     Scenario,
-    app=lambda: app_of(good_enough_mod(data, model=network, limits=UNLIMITED)),
+    app=lambda: app_of(good_enough_mod(both_parts(data), model=network, limits=UNLIMITED)),
     initial=partial(arrays_of, network),
 )
 merged = partial(
     Scenario,
-    app=lambda: app_of(statistics_mod(data, model=network, limits=UNLIMITED)),
+    app=lambda: app_of(statistics_mod(both_parts(data), model=network, limits=UNLIMITED)),
     initial=partial(arrays_of, network),
     rounds=1,
 )
@@ -234,7 +227,9 @@ local = partial(
 )
 several = partial(Scenario, app=several_app, initial=several_models, rounds=3)
 small = partial(Cone, min_count=4)
-Layers = partial(LayerwiseGems, neurons=Neurons(directions=5), clusters=4, head=small())
+Layers = partial(
+    LayerwiseGems, neurons=Neurons(directions=5), clusters=4, max_hidden=None, head=small()
+)
 TUNED = {"tune": 12, "public_data": PUBLIC}
 
 SCENARIOS = {
@@ -312,7 +307,9 @@ SCENARIOS = {
         partial(
             LayerwiseGems,
             neurons=Neurons(directions=5),
+            max_hidden=None,
             head=Ball(epsilon=0.05, directions=5),
         )
     ),
+    "LayerwiseGems, same widths": deep(partial(Layers, max_hidden="same", robust=True)),
 }

@@ -11,9 +11,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.constant import NOOP_FLWR_AID, SUPERLINK_NODE_ID
+from flwr.common.constant import NOOP_FLWR_AID, SUPERLINK_NODE_ID, ErrorCode
 from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.object_store import ObjectStoreFactory
@@ -106,6 +106,10 @@ class SuperLinkGrid(InMemoryGrid):
     def reply(self, node: int, message: Message) -> Message:
         """Return what a node's app answers."""
         state = self.states.setdefault(node, RecordDict())
-        reply = self.app(message, Context(1, node, dict(self.configs[node]), state, {}))
+        try:
+            reply = self.app(message, Context(1, node, dict(self.configs[node]), state, {}))
+        except Exception as error:  # as Flower's own runner of ClientApps
+            fault = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error).__name__}: {error}")
+            reply = Message(fault, reply_to=message)
         reply.metadata.__dict__["_message_id"] = secrets.token_hex(8)
         return reply

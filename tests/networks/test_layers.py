@@ -7,7 +7,7 @@ from flwr.app import ArrayRecord
 from torch import nn
 
 from gems_flwr.networks.layers import neuron_rows, outgoing_rows, replace_layer, weight_layers
-from gems_flwr.networks.surgery import freeze_layers, resize_model
+from gems_flwr.networks.surgery import freeze_lowest, resize_model
 from gems_flwr.wire.records import to_numpy
 
 
@@ -138,9 +138,9 @@ def test_a_resized_layer_knows_its_own_size():
 
 def test_frozen_layers_get_no_gradients_and_the_others_do():
     model = chain()
-    freeze_layers(model, 2)
+    freeze_lowest(model, 2)
     model(torch.randn(2, 1, 8, 8)).sum().backward()
     trained = [name for name, weight in model.named_parameters() if weight.grad is not None]
     assert trained == ["6.weight", "6.bias", "8.weight", "8.bias"]
     with pytest.raises(ValueError, match="expected 0 to 3 frozen layers, got 4"):
-        freeze_layers(model, 4)
+        freeze_lowest(model, 4)

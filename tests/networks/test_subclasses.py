@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from gems_flwr.networks.subclasses import other_output_layer, split_classes
-from gems_flwr.networks.surgery import freeze_layers, start_afresh
+from gems_flwr.networks.surgery import freeze_lowest, start_afresh
 
 
 def clouds(seed=0):
@@ -72,7 +72,7 @@ def test_only_layers_that_are_not_frozen_start_afresh():
     model = nn.Sequential(nn.Linear(3, 9), nn.Linear(9, 4), nn.Linear(4, 2))
     other = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 4), nn.Linear(4, 2))
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    freeze_layers(model, 1)
+    freeze_lowest(model, 1)
     start_afresh(model, other, seed=1)
     after = model.state_dict()
     assert torch.equal(after["0.weight"], before["0.weight"])

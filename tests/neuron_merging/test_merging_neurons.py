@@ -364,3 +364,46 @@ def test_k_means_centres_are_weighted_means_at_convergence():
         mine = (labels == label).numpy()
         mean = np.average(points.numpy()[mine], axis=0, weights=weights.numpy()[mine])
         np.testing.assert_allclose(center, mean, rtol=1e-12)
+
+
+# --- exactly so many -------------------------------------------------------------------------
+
+
+@MERGES
+@given(
+    layers=any_layers,
+    method=st.sampled_from(METHODS),
+    budget=st.sampled_from(["drop", "cluster"]),
+    width=st.integers(1, 12),
+)
+def test_a_layer_of_one_width_has_it_and_is_verified(layers, method, budget, width):
+    merged = merge_neurons(
+        layers, method, clusters=width, max_neurons=width, exact=True, budget=budget, seed=1
+    )
+    assert len(merged) == width
+    merged.verify(layers)
+    # Each neuron is a member of one merged neuron, or was dropped.
+    everyone = [member for members in (*merged.origins, merged.dropped) for member in members]
+    assert sorted(everyone) == [(k, i) for k, layer in enumerate(layers) for i in range(len(layer))]
+    if len(distinct_neurons(layers)) <= width:
+        assert merged.dropped == ()
+        assert not merged.uncovered(layers)
+
+
+def test_groups_are_taken_apart_from_the_most_important_neuron_on():
+    """One ball holds all four; two places more go to the two that matter most."""
+    centers = [[0.0], [1.0], [2.0], [3.0]]
+    layer = balls(centers, 9.0, importance=np.array([0.1, 0.4, 0.2, 0.3]))
+    merged = merge_neurons([layer], "kmeans", clusters=1, max_neurons=3, exact=True, seed=0)
+    pairs = zip(merged.weights, merged.origins, strict=True)
+    alone = {members[0][1]: row.tolist() for row, members in pairs if len(members) == 1}
+    assert alone == {1: [1.0], 3: [3.0]}
+    assert ((0, 0), (0, 2)) in merged.origins
+
+
+def test_neurons_that_do_nothing_fill_what_is_left():
+    same = [balls([[1.0, 2.0]], 0.5), balls([[1.0, 2.0]], 0.5)]
+    merged = merge_neurons(same, "verified", max_neurons=3, exact=True, seed=0)
+    assert merged.weights.tolist() == [[1, 2], [0, 0], [0, 0]]
+    assert merged.origins == (((0, 0), (1, 0)), (), ())
+    assert merged.importance[1:].tolist() == [0, 0]

@@ -1,18 +1,37 @@
-"""Which nodes train: chosen by the seed, whenever and in whichever order they say their names."""
+"""Which nodes train: chosen by the seed, whoever says its name, and whenever."""
+
+import logging
 
 import pytest
+from flwr.app import Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from helpers_grids import Nameless
+from helpers_learners import initial as initial_walk
+from helpers_learners import walking_app
 from helpers_superlink import SuperLinkGrid
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import initial_arrays, toy_app, train_reply
+from gems_flwr.client.dynamic_averaging_mod import dynamic_averaging_mod
+from gems_flwr.client.fault_reply_mod import fault_reply_mod
+from gems_flwr.client.good_enough_mod import good_enough_mod
+from gems_flwr.client.multi_model_mod import multi_model_mod
+from gems_flwr.client.statistics_mod import statistics_mod
+from gems_flwr.errors import MissingModError
 from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from gems_flwr.runtime.metered_grid import MeteredGrid
 from gems_flwr.server.settings import Callback
+from gems_flwr.strategies.dynamic_averaging import DynamicAveraging
 from gems_flwr.strategies.fedavg import FedAvg
-from gems_flwr.wire.keys import INTRODUCE
+from gems_flwr.strategies.gems import Gems
+from gems_flwr.strategies.multi_model.multi_model import MultiModel
+from gems_flwr.strategies.nosync import NoSync
+from gems_flwr.strategies.one_shot_average import OneShotAverage
+from gems_flwr.strategies.periodic_averaging import PeriodicAveraging
+from gems_flwr.wire.asking import wants_name
+from gems_flwr.wire.model_replies import pack_name
+from gems_flwr.wire.space_requests import Ball
 
 NODES = 6
 
@@ -25,10 +44,18 @@ def asked(result):
     return [record.nodes_asked for record in result.history[1:]]
 
 
+def partitions(count):
+    return [{"partition-id": number} for number in range(count)]
+
+
 def test_a_fraction_of_the_nodes_is_chosen_by_the_seed():
     def run(seed):
         return asked(
-            start(FedAvg(fraction_train=0.3, seed=seed), InProcessGrid(toy_app(), 10), rounds=6)
+            start(
+                FedAvg(fraction_train=0.3, fraction_evaluate=0.0, seed=seed),
+                InProcessGrid(toy_app(), 10),
+                rounds=6,
+            )
         )
 
     assert all(len(nodes) == 3 for nodes in run(1))
@@ -39,79 +66,172 @@ def test_a_fraction_of_the_nodes_is_chosen_by_the_seed():
 
 @pytest.mark.parametrize(("fraction", "expected"), [(0.0, 2), (0.29, 29), (0.7, 70), (1.0, 100)])
 def test_the_number_of_nodes_is_the_fraction_but_never_below_the_minimum(fraction, expected):
-    strategy = FedAvg(fraction_train=fraction)
+    strategy = OneShotAverage(fraction_train=fraction)
     chosen = strategy.choose_nodes(1, InProcessGrid(toy_app(), 100), fraction, "train")
     assert len(set(chosen)) == expected
 
 
-def test_nodes_are_asked_for_their_names_only_when_choosing_needs_them():
-    everyone = MeteredGrid(Nameless(toy_app(), 4))
-    # The names that come with the replies are in the record all the same.
-    assert asked(start(FedAvg(), everyone, rounds=1)) == [("0", "1", "2", "3")]
-    assert everyone.total.messages_down == 4
-
-    some = MeteredGrid(Nameless(toy_app(), 4))
-    result = start(FedAvg(fraction_train=0.5), some, rounds=3)
-    assert some.total.messages_down == 4 + 3 * 2
-    assert result.traffic.messages_down == 4 + 3 * 2
-    named = start(FedAvg(fraction_train=0.5), InProcessGrid(toy_app(), 4), rounds=3)
-    assert asked(result) == asked(named)
+# --- where nobody has a name ------------------------------------------------------------------
 
 
-def test_nodes_that_cannot_introduce_themselves_go_by_their_ids():
+def plain_app(calls, name=None):
+    """An app of somebody who has never heard of us; or whose replies say a name all the same."""
     app = ClientApp()
-    app.train()(train_reply)
-    result = start(FedAvg(fraction_train=0.5), Nameless(app, 4), rounds=1)
-    assert len(result.history[1].nodes_answered) == 2
+
+    @app.train()
+    def train(message, context):
+        partition = context.node_config["partition-id"]
+        content = train_reply(message, context).content
+        calls.append((message.content["config"]["server-round"], partition))
+        del content["node"]
+        if name is not None:
+            content["node"] = pack_name(name(partition))["node"]
+        return Message(content, reply_to=message)
+
+    return app
 
 
-# --- whenever they say their names ------------------------------------------------------------
-
-
-def half(grid, rounds=3, *, wait_seconds=0.0, **options):
-    """Let half of the nodes train; a node's name may be late by more than is waited for nodes."""
-    strategy = FedAvg(fraction_train=0.5, seed=4, wait_seconds=wait_seconds)
+def half(grid, rounds=3, **options):
+    strategy = FedAvg(fraction_train=0.5, fraction_evaluate=0.0, seed=4)
     return start(strategy, grid, rounds, **options)
 
 
 @pytest.fixture(scope="module")
 def chosen():
-    """Who trains where the grid knows all names."""
-    return asked(half(InProcessGrid(toy_app(), NODES)))
+    """Who trains where the grid knows all names: pairs of a round and a partition."""
+    result = half(InProcessGrid(toy_app(), NODES))
+    return [(n, int(name)) for n, names in enumerate(asked(result), 1) for name in names]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [None, str, lambda partition: str(NODES - partition), lambda partition: "abcdef"[partition]],
+    ids=["no names", "partitions", "partitions backwards", "letters"],
+)
+def test_a_plain_app_on_flowers_own_grid_is_asked_for_nothing_and_chosen_by_the_seed(chosen, name):
+    """Flower gives random ids; who trains is what the seed says, whatever replies call a node.
+
+    Nodes are registered in the order of partitions, as Flower's simulation does it.
+    """
+    for _ in range(3):
+        calls = []
+        grid = MeteredGrid(SuperLinkGrid(plain_app(calls, name), partitions(NODES)))
+        result = half(grid)
+        assert sorted(calls) == chosen
+        assert grid.total.messages_down == 3 * 3
+        assert result.failures == ()
+
+
+def test_nodes_that_joined_later_come_later_whatever_their_ids_are():
+    def run():
+        calls = []
+        grid = SuperLinkGrid(plain_app(calls), partitions(NODES))
+        strategy = FedAvg(fraction_train=0.5, seed=4, callbacks=[Joining(grid)])
+        start(strategy, grid, 5)
+        return sorted(calls)
+
+    first = run()
+    assert NODES in {partition for _, partition in first}
+    assert all(run() == first for _ in range(3))
+
+
+class Joining(Callback):
+    """One more node after the first round."""
+
+    def __init__(self, grid):
+        self.grid = grid
+
+    def on_round_end(self, record):
+        if record.round == 1:
+            self.grid.register({"partition-id": NODES})
+
+
+def test_sums_of_nodes_without_names_are_taken_in_the_order_in_which_they_were_registered():
+    """Of three weights, one of them 2^60, the sum depends on the order: the model is the same."""
+
+    def run():
+        app = ClientApp()
+
+        @app.train()
+        def train(message, context):
+            model = message.content["arrays"].to_numpy_ndarrays()[0].astype("float32")
+            value = (2.0**30, 1.0, -(2.0**30))[context.node_config["partition-id"]]
+            arrays = type(message.content["arrays"])([model + value])
+            metrics = MetricRecord({"num-examples": 1})
+            content = RecordDict({"arrays": arrays, "metrics": metrics})
+            return Message(content, reply_to=message)
+
+        model = type(initial_arrays())([initial_arrays()["weight"].numpy() * 0])
+        grid = SuperLinkGrid(app, partitions(3))
+        return FedAvg().start(grid, model, num_rounds=1).arrays.to_numpy_ndarrays()[0].tobytes()
+
+    assert len({run() for _ in range(8)}) == 1
+
+
+def test_registered_names_decide_before_the_time_of_registration():
+    calls = []
+    nodes = [{"partition-id": n, "registered": "fedcba"[n]} for n in range(NODES)]
+    half(SuperLinkGrid(plain_app(calls), nodes))
+    backwards = []
+    nodes = [{"partition-id": n, "registered": "abcdef"[n]} for n in range(NODES)]
+    half(SuperLinkGrid(plain_app(backwards), nodes))
+    assert sorted(calls) == sorted((number, NODES - 1 - n) for number, n in backwards)
+
+
+# --- where an account is kept by name ---------------------------------------------------------
+
+
+def learn(grid, strategy=None, rounds=3, **options):
+    """Play some rounds of local learners, which keep account of who has which model."""
+    strategy = strategy or DynamicAveraging(delta=0.01, augmentation="all", seed=4)
+    return strategy.start(grid, initial_walk(), num_rounds=rounds, **options)
+
+
+@pytest.fixture(scope="module")
+def learned():
+    """What comes of it where the grid knows all names."""
+    return learn(InProcessGrid(walking_app(), NODES))
+
+
+def same(result, learned):
+    assert result.arrays["w"].numpy().tobytes() == learned.arrays["w"].numpy().tobytes()
+    assert result.details["node_loss"] == learned.details["node_loss"]
+    assert asked(result) == asked(learned)
+    assert result.failures == ()
+    return True
 
 
 class Hesitant(SuperLinkGrid):
-    """Nodes without registered names, under random ids, that do not introduce themselves at once.
+    """Nodes without registered names, under random ids, that do not say their names at once.
 
     By partition: how often replies are looked for before the node says who it is.
     """
 
     def __init__(self, app, hesitation):
-        super().__init__(app, [{"partition-id": i} for i in range(len(hesitation))])
+        super().__init__(app, partitions(len(hesitation)))
         self.hesitation, self.looks = hesitation, 0
 
     def ready(self, node, message):
         self.looks += 1
         partition = self.configs[node]["partition-id"]
-        introduce = message.metadata.message_type == INTRODUCE
-        return not introduce or self.looks > NODES * self.hesitation[partition]
+        return not wants_name(message.content) or self.looks > NODES * self.hesitation[partition]
 
 
 @settings(max_examples=10)
 @given(st.permutations(range(NODES)))
-def test_nodes_that_introduce_themselves_in_any_order_are_chosen_as_ever(chosen, order):
+def test_nodes_that_say_their_names_in_any_order_are_the_same_nodes(learned, order):
     class Shuffled(Nameless):
         def collect(self, message_ids, *, timeout):
             replies = list(super().collect(message_ids, timeout=timeout))
             return [replies[i] for i in order if i < len(replies)]
 
-    assert asked(half(Shuffled(toy_app(), NODES))) == chosen
+    assert same(learn(Shuffled(walking_app(), NODES)), learned)
 
 
 @pytest.mark.parametrize("hesitation", [(0,) * 6, (3, 0, 1, 0, 2, 0), (0, 5, 5, 5, 5, 5)])
-def test_nodes_that_introduce_themselves_late_are_chosen_as_ever(chosen, hesitation, caplog):
-    grid = MeteredGrid(Hesitant(toy_app(), hesitation))
-    assert asked(half(grid)) == chosen
+def test_nodes_that_say_their_names_late_are_the_same_nodes(learned, hesitation, caplog):
+    grid = MeteredGrid(Hesitant(walking_app(), hesitation))
+    assert same(learn(grid), learned)
     assert "no_name" not in caplog.text
     # Each is asked once, however long it takes.
     assert grid.by_round[0].messages_down == NODES
@@ -137,43 +257,135 @@ class Returning(SuperLinkGrid):
         return super().get_node_ids()
 
 
-def test_a_node_that_is_lost_while_it_introduces_itself_is_asked_again_and_chosen_as_ever(chosen):
-    grid = Returning(toy_app(), [{"partition-id": i} for i in range(NODES)])
+def test_a_node_that_is_lost_while_it_says_its_name_is_asked_again(learned):
+    grid = Returning(walking_app(), partitions(NODES))
     grid.dies = dict.fromkeys(list(grid.configs)[1:3], 1)
     metered = MeteredGrid(grid)
-    assert asked(half(metered)) == chosen
+    assert same(learn(metered), learned)
     assert metered.by_round[0].messages_down == NODES + 2
 
 
 def test_a_node_that_never_says_its_name_goes_by_its_id_and_the_run_goes_on(caplog):
     """The others answer at the first look, before any time is up."""
-    grid = Hesitant(toy_app(), (0, 0, 10**9, 0, 0, 0))
+    grid = Hesitant(walking_app(), (0, 0, 10**9, 0, 0, 0))
     silent = list(grid.configs)[2]
-    result = half(grid, timeout=0.01)
-    assert all(len(nodes) == 3 for nodes in asked(result))
+    result = learn(grid, timeout=0.01)
+    assert all(len(nodes) == NODES for nodes in asked(result))
     assert f"event=no_name node=#{silent} timeout=0.01" in caplog.text
     assert caplog.text.count("event=no_name") == 1
 
 
-def test_a_node_that_joins_later_is_asked_for_its_name_before_the_next_choice():
-    """Seven from the second round on, whatever ids they have."""
+def test_a_node_that_joins_later_is_asked_for_its_name_before_it_trains():
+    grid = SuperLinkGrid(walking_app(), partitions(NODES))
+    metered = MeteredGrid(grid)
+    strategy = DynamicAveraging(delta=0.01, callbacks=[Joining(grid)])
+    result = learn(metered, strategy)
+    assert metered.by_round[0].messages_down == NODES + 1
+    assert asked(result)[1] == tuple(str(number) for number in range(NODES + 1))
 
-    class Joining(Callback):
-        def __init__(self, grid):
-            self.grid = grid
 
-        def on_round_end(self, record):
-            if record.round == 1:
-                self.grid.register({"partition-id": NODES})
+# --- the question -----------------------------------------------------------------------------
 
-    def run():
-        grid = SuperLinkGrid(toy_app(), [{"partition-id": i} for i in range(NODES)])
-        metered = MeteredGrid(grid)
-        strategy = FedAvg(fraction_train=0.5, seed=4, callbacks=[Joining(grid)])
-        result = start(strategy, metered, 5)
-        assert metered.by_round[0].messages_down == NODES + 1
-        return asked(result)
 
-    first = run()
-    assert "6" in {name for names in first for name in names}
-    assert all(run() == first for _ in range(3))
+@pytest.mark.parametrize(
+    "mod",
+    [
+        fault_reply_mod,
+        dynamic_averaging_mod(),
+        multi_model_mod(holdings=lambda context: {}),
+        good_enough_mod(lambda context: None),
+        statistics_mod(lambda context: None),
+    ],
+    ids=["fault_reply", "dynamic_averaging", "multi_model", "good_enough", "statistics"],
+)
+def test_every_mod_says_the_nodes_name_without_the_handler(mod, caplog):
+    """Whatever the mod is for: the other node, whose handler does nothing, shows who answered."""
+    app = ClientApp(mods=[mod])
+
+    @app.train()
+    def train(message, context):
+        raise AssertionError("nobody is to train here")
+
+    grid = MeteredGrid(Nameless(app, 3))
+    strategy = NoSync()
+    nodes = list(grid.get_node_ids())
+    assert strategy._nodes.ask_names(grid, nodes, None) == {}
+    assert {strategy._nodes.name(node) for node in nodes} == {"0", "1", "2"}
+    assert grid.total.messages_down == 3
+    assert strategy._nodes.ask_names(grid, nodes, None) == {}
+    assert grid.total.messages_down == 3
+
+
+@pytest.mark.parametrize(
+    ("strategy", "written"),
+    [
+        (DynamicAveraging(), "write ClientApp(mods=[dynamic_averaging_mod()]): node #"),
+        (PeriodicAveraging(), "write ClientApp(mods=[dynamic_averaging_mod()]): node #"),
+        (NoSync(), "write ClientApp(mods=[dynamic_averaging_mod()]): node #"),
+        (
+            Gems(space=Ball(), epsilon={"0": 0.5}),
+            "write ClientApp(mods=[good_enough_mod(data, model=Net)]): node #",
+        ),
+        (MultiModel(budget=1), "write ClientApp(mods=[multi_model_mod(data, model={…})]): node #"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_app_without_the_mod_is_refused_with_what_to_write_before_anything_is_paid_for(
+    strategy, written
+):
+    calls = []
+    grid = MeteredGrid(SuperLinkGrid(plain_app(calls), partitions(3)))
+    with pytest.raises(MissingModError) as refused:
+        strategy.start(grid, initial_arrays(), num_rounds=3)
+    text = str(refused.value)
+    assert text.startswith(written)
+    assert f"answers {type(strategy).__name__}" in text
+    assert "\n" not in text
+    # One question to each, of less than a hundred bytes, and nobody has trained.
+    assert grid.total.messages_down == 3
+    assert grid.total.bytes_down < 3 * 100
+    assert calls == []
+
+
+def test_one_node_without_the_mod_stops_nobody(caplog):
+    """It is named, and left out when it has to answer."""
+    good, bad = walking_app(), plain_app([])
+
+    def either(message, context):
+        return (bad if context.node_config["partition-id"] == 1 else good)(message, context)
+
+    grid = MeteredGrid(Nameless(either, NODES))
+    result = learn(grid)
+    assert {failure.node[0] for _, failure in result.failures} == {"#"}
+    assert result.history[-1].nodes_answered == ("0", "2", "3", "4", "5")
+    assert "event=no_name" in caplog.text
+    assert grid.by_round[0].messages_down == NODES
+
+
+def test_a_resumed_round_asks_for_names_only_if_its_replies_were_kept_under_names(tmp_path):
+    """A plain app's were not: nobody can tell whose they are but by the id."""
+
+    class Interrupt(Callback):
+        def on_reply(self, server_round, node, usable):
+            raise KeyboardInterrupt
+
+    def run(app, folder, **options):
+        grid = MeteredGrid(SuperLinkGrid(app, partitions(3)))
+        strategy = FedAvg(fraction_evaluate=0.0, checkpoint_dir=tmp_path / folder, **options)
+        return strategy.start(grid, initial_arrays(), num_rounds=1), grid
+
+    for app, folder, questions in ((plain_app([]), "plain", 0), (toy_app(), "named", 3)):
+        with pytest.raises(KeyboardInterrupt):
+            run(app, folder, callbacks=[Interrupt()])
+        result, grid = run(app, folder, resume=True)
+        # Its ids are new: of a plain app all train again, of one that says names but two.
+        assert grid.total.messages_down == questions + (2 if questions else 3)
+        assert result.failures == ()
+
+
+def test_a_good_run_of_a_plain_app_logs_no_warning(caplog):
+    with caplog.at_level(logging.INFO):
+        half(SuperLinkGrid(plain_app([]), partitions(NODES)))
+    said = [r.getMessage() for r in caplog.records if r.levelno > logging.INFO]
+    # What Flower's own FedAvg says, too, when nobody is to evaluate.
+    assert [line for line in said if "fraction_evaluate is set to 0.0" not in line] == []

@@ -57,7 +57,7 @@ def floats_only():
 
 def test_fedavg_equals_flowers_bit_for_bit_on_the_same_replies():
     grid = InProcessGrid(toy_app(), 7)
-    ours, flowers = FedAvg(min_nodes=7), FlowersFedAvg(min_train_nodes=7)
+    ours, flowers = FedAvg(min_train_nodes=7), FlowersFedAvg(min_train_nodes=7)
     messages = list(ours.configure_train(1, floats_only(), ConfigRecord(), grid))
     replies = list(grid.send_and_receive(messages))
     our_arrays, our_metrics = ours.aggregate_train(1, replies)
@@ -76,7 +76,7 @@ def test_a_whole_run_equals_flowers_bit_for_bit():
             replies = super().send_and_receive(messages, timeout=timeout)
             return sorted(replies, key=lambda reply: reply.content["node"]["name"])
 
-    ours = FedAvg(fraction_evaluate=1.0).start(InOrder(toy_app(), 5), floats_only(), num_rounds=4)
+    ours = FedAvg().start(InOrder(toy_app(), 5), floats_only(), num_rounds=4)
     flowers = FlowersFedAvg().start(InOrder(toy_app(), 5), floats_only(), num_rounds=4)
     assert record_equal(ours.arrays, flowers.arrays)
     assert ours.train_metrics_clientapp == flowers.train_metrics_clientapp
@@ -216,7 +216,7 @@ def test_a_run_goes_on_without_the_node_at_fault_and_says_who(fault, guarded, ca
     if guarded and fault is returns_nothing:
         expected = "the handler returned NoneType, expected a Message"
     grid = Impatient(toy_app({1: fault}, guarded=guarded), 4, hurried=[1])
-    result = start(FedAvg(), grid, rounds=1, timeout=0.2)
+    result = start(FedAvg(fraction_evaluate=0.0), grid, rounds=1, timeout=0.2)
     assert weight(result) == pytest.approx(small_model()["weight"] + 26 / 8)
     record = result.history[1]
     assert record.nodes_asked == ("0", "1", "2", "3")
@@ -230,7 +230,7 @@ def test_a_run_goes_on_without_the_node_at_fault_and_says_who(fault, guarded, ca
 def test_all_faults_at_once():
     app, sleeper = toy_app(dict(enumerate(FAULTS)), guarded=False), list(FAULTS).index(sleeps)
     grid = Impatient(app, len(FAULTS) + 2, hurried=[sleeper])
-    record = start(FedAvg(), grid, rounds=1, timeout=0.2).history[1]
+    record = start(FedAvg(fraction_evaluate=0.0), grid, rounds=1, timeout=0.2).history[1]
     assert {f.node for f in record.failures} == {str(k) for k in range(len(FAULTS))}
     assert record.nodes_answered == ("6", "7")
 
@@ -244,7 +244,8 @@ def test_a_node_that_failed_is_asked_again_in_the_next_round():
             raise RuntimeError("not yet")
         return train_reply(message, context)
 
-    result = start(FedAvg(), InProcessGrid(toy_app({1: fails_once}), 3), rounds=2)
+    grid = InProcessGrid(toy_app({1: fails_once}), 3)
+    result = start(FedAvg(fraction_evaluate=0.0), grid, rounds=2)
     assert [r.nodes_answered for r in result.history[1:]] == [("0", "2"), ("0", "1", "2")]
 
 
@@ -273,7 +274,8 @@ def test_a_resumed_round_asks_only_those_whose_replies_are_missing(tmp_path):
     with pytest.raises(RoundFailedError):
         start(FedAvg(min_nodes=3, checkpoint_dir=tmp_path), broken)
     mended = MeteredGrid(InProcessGrid(toy_app({0: noted, 1: noted, 2: noted}), 3))
-    result = start(FedAvg(min_nodes=3, checkpoint_dir=tmp_path, resume=True), mended, rounds=1)
+    strategy = FedAvg(fraction_evaluate=0.0, min_nodes=3, checkpoint_dir=tmp_path, resume=True)
+    result = start(strategy, mended, rounds=1)
     assert asked_nodes == [2, 0, 1]
     assert mended.total.messages_down == 2
     whole = start(FedAvg(), InProcessGrid(toy_app(), 3), rounds=1)
@@ -301,7 +303,7 @@ def test_an_uncalled_for_reply_is_dropped(caplog):
 def test_nodes_that_cannot_evaluate_do_not_end_the_run():
     app = ClientApp()
     app.train()(train_reply)
-    result = start(FedAvg(fraction_evaluate=1.0), InProcessGrid(app, 2), rounds=1)
+    result = start(FedAvg(), InProcessGrid(app, 2), rounds=1)
     assert result.evaluate_metrics_clientapp == {}
     assert {f.node for f in result.history[1].failures} == {"0", "1"}
 
@@ -322,15 +324,15 @@ def test_the_server_evaluates_before_the_first_round_and_after_each(grid):
     )
 
 
-def test_nodes_evaluate_the_new_model_when_asked_to(grid):
+def test_nodes_evaluate_the_new_model_unless_that_is_switched_off(grid):
     """After round 1 the mean weight is 2.5 + 55/15."""
-    result = start(FedAvg(fraction_evaluate=1.0), grid, rounds=1)
+    result = start(FedAvg(), grid, rounds=1)
     assert result.evaluate_metrics_clientapp[1]["mean_weight"] == pytest.approx(2.5 + 55 / 15)
 
 
-def test_evaluation_is_off_unless_asked_for(grid):
+def test_evaluation_that_is_switched_off_sends_nothing(grid):
     metered = MeteredGrid(grid)
-    start(FedAvg(), metered, rounds=2)
+    start(FedAvg(fraction_evaluate=0.0), metered, rounds=2)
     assert metered.total.messages_down == 10
 
 
@@ -350,6 +352,39 @@ def test_stop_rules_end_the_run_and_say_why(grid, rule, rounds, reason):
     assert result.history[-1].round == rounds
     assert reason in result.stopped_because
     assert reason in repr(result)
+
+
+def test_a_run_ends_after_the_round_for_which_should_stop_says_so(grid):
+    heard = []
+
+    def enough(server_round, result):
+        heard.append((server_round, result.history[-1].round, dict(result.train_metrics_clientapp)))
+        return result.evaluate_metrics_serverapp[server_round]["accuracy"] >= 0.2
+
+    result = start(FedAvg(), grid, rounds=9, evaluate_fn=growing, should_stop=enough)
+    assert result.history[-1].round == 2
+    assert result.stopped_because == "should_stop said so after round 2"
+    assert [(number, last, len(metrics)) for number, last, metrics in heard] == [
+        (1, 1, 1),
+        (2, 2, 2),
+    ]
+    # It speaks for every strategy, and is never asked before there is a round.
+    started = start(OneShotAverage(), grid, should_stop=lambda number, result: number == 1)
+    assert started.history[-1].round == 1
+
+
+def test_a_resumed_run_that_should_stop_plays_no_further_round(grid, tmp_path):
+    def enough(server_round, result):
+        return server_round >= 2
+
+    first = start(FedAvg(checkpoint_dir=tmp_path), grid, rounds=5, should_stop=enough)
+    metered = MeteredGrid(grid)
+    again = start(
+        FedAvg(checkpoint_dir=tmp_path, resume=True), metered, rounds=5, should_stop=enough
+    )
+    assert metered.total.messages_down == 0
+    assert again.stopped_because == first.stopped_because
+    assert record_equal(again.arrays, first.arrays)
 
 
 def test_the_nodes_metrics_serve_stop_rules_where_the_server_has_none():
@@ -396,7 +431,7 @@ def test_callbacks_hear_everything_in_order(grid):
         def on_end(self, result):
             heard.append(("end", len(result.history)))
 
-    start(FedAvg(callbacks=[Listener(), Callback()]), grid, rounds=1)
+    start(FedAvg(fraction_evaluate=0.0, callbacks=[Listener(), Callback()]), grid, rounds=1)
     replies = [("reply", 1, True)] * 5
     assert heard == [
         ("start", "FedAvg", 1, 0),
@@ -419,7 +454,7 @@ def test_the_settings_are_logged(grid, caplog):
 
 
 def test_rounds_carry_their_own_traffic(grid):
-    result = start(FedAvg(), grid, rounds=3)
+    result = start(FedAvg(fraction_evaluate=0.0), grid, rounds=3)
     assert [record.traffic.messages_up for record in result.history] == [0, 5, 5, 5]
     model = initial_arrays().count_bytes()
     assert result.traffic.bytes_up > 3 * 5 * model
@@ -488,7 +523,8 @@ def test_a_run_killed_within_a_round_does_not_ask_the_others_again(tmp_path):
             FedAvg(checkpoint_dir=tmp_path), Mortal(toy_app({3: die}, guarded=False), 4), rounds=2
         )
     metered = MeteredGrid(InProcessGrid(toy_app(), 4))
-    resumed = start(FedAvg(checkpoint_dir=tmp_path, resume=True), metered, rounds=2)
+    strategy = FedAvg(fraction_evaluate=0.0, checkpoint_dir=tmp_path, resume=True)
+    resumed = start(strategy, metered, rounds=2)
     unbroken = start(FedAvg(), InProcessGrid(toy_app(), 4), rounds=2)
     assert record_equal(resumed.arrays, unbroken.arrays)
     assert metered.by_round[1].messages_down < 4
@@ -497,7 +533,7 @@ def test_a_run_killed_within_a_round_does_not_ask_the_others_again(tmp_path):
 def test_replies_are_not_kept_when_that_is_switched_off(tmp_path):
     grid = InProcessGrid(toy_app({0: raises}), 2)
     with pytest.raises(RoundFailedError) as caught:
-        start(FedAvg(checkpoint_dir=tmp_path, keep_replies=False), grid)
+        start(FedAvg(min_nodes=2, checkpoint_dir=tmp_path, keep_replies=False), grid)
     assert not (tmp_path / "inbox").exists()
     assert "resume" not in str(caught.value)
 

@@ -174,7 +174,7 @@ class Garbling(SuperLinkGrid):
 def test_a_reply_that_flower_cannot_read_costs_its_own_node_and_no_other():
     grid = make_grid(Garbling)
     grid.garbled = {grid.id_of("1")}
-    result = start(FedAvg(), grid)
+    result = start(FedAvg(fraction_evaluate=0.0), grid)
     (failure,) = result.history[1].failures
     assert failure.node == "1"
     assert "its reply cannot be read: ValueError: not an object of Flower's" in failure.reason

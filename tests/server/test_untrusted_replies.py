@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from helpers_learners import initial, walking_app
 
 from conftest import initial_arrays, record_equal, small_model, toy_app, train_reply
@@ -38,7 +39,7 @@ def test_a_reply_above_the_limit_is_refused_by_node_and_size_and_never_written(t
             kept.extend(sorted(path.name for path in (tmp_path / "inbox").iterdir()))
             return super().accept(replies, unpack, **options)
 
-    strategy = Watched(max_reply_bytes=1000, checkpoint_dir=tmp_path)
+    strategy = Watched(fraction_evaluate=0.0, max_reply_bytes=1000, checkpoint_dir=tmp_path)
     result = start(strategy, toy_app({1: bloated}))
     (failure,) = result.history[1].failures
     assert failure.node == "1"
@@ -88,7 +89,7 @@ class Replaying(InProcessGrid):
 
 
 def test_a_reply_to_an_earlier_round_is_dropped_and_its_node_counts_as_silent(caplog):
-    result = start(FedAvg(), toy_app(), rounds=2, grid=Replaying)
+    result = start(FedAvg(fraction_evaluate=0.0), toy_app(), rounds=2, grid=Replaying)
     assert result.history[1].nodes_answered == ("0", "1", "2")
     assert result.history[2].nodes_answered == ("0", "2")
     assert "event=uncalled_for_reply" in caplog.text
@@ -182,6 +183,94 @@ def test_numbers_that_would_overflow_a_sum_are_refused(changed, words):
     assert [failure.node for failure in result.history[1].failures] == ["0", "1"]
     assert all(words in failure.reason for failure in result.history[1].failures)
     assert np.isfinite(weight(result)).all()
+
+
+# --- lists ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("losses", "words"),
+    [
+        ([0.5, float("nan")], "metric 'losses' is nan, expected a finite number"),
+        ([0.5, float("inf")], "metric 'losses' is inf, expected a finite number"),
+        ([0.5, 1e300], "metric 'losses' is 1e+300, expected at most 1e+100"),
+        ([0.0] * 100_001, "the lists have 100,001 numbers or more, expected at most 100,000"),
+    ],
+)
+@pytest.mark.parametrize("handler", ["train", "evaluate"])
+def test_a_list_that_no_honest_node_has_is_refused_by_node_and_name(losses, words, handler):
+    result = start(FedAvg(), listing_app({1: losses}, handler), nodes=4)
+    (failure,) = result.history[1].failures
+    assert failure.node == "1"
+    assert words in failure.reason
+    told = (
+        result.train_metrics_clientapp if handler == "train" else result.evaluate_metrics_clientapp
+    )
+    assert told[1]["losses"] == pytest.approx([0.5, 0.25])
+
+
+@pytest.mark.parametrize("losses", [[0.5], [], 0.5, [0.5, 0.25, 0.1]])
+@pytest.mark.parametrize("handler", ["train", "evaluate"])
+def test_a_list_that_does_not_fit_the_others_is_left_out_and_its_node_named(
+    losses, handler, caplog
+):
+    """Its node's model counts: 1, 2, 3, 4 with as many examples are 30/10."""
+    result = start(FedAvg(), listing_app({1: losses}, handler), nodes=4)
+    assert "event=metrics_left_out metrics=losses nodes=1" in caplog.text
+    assert result.failures == ()
+    told = (
+        result.train_metrics_clientapp if handler == "train" else result.evaluate_metrics_clientapp
+    )
+    assert told[1] == {"loss": pytest.approx(0.5)}
+    assert weight(result) == pytest.approx(small_model()["weight"] + 3)
+
+
+def test_a_metric_that_one_node_keeps_to_itself_or_makes_up_is_left_out():
+    seen = []
+
+    def note(replies, key):
+        seen.append([set(reply["metrics"]) for reply in replies])
+        return MetricRecord({"nodes": len(replies)})
+
+    app = toy_app({1: lambda m, c: train_reply(m, c, metrics={"mine": 1.0})})
+    for strategy in (FedAvg(), FedAvg(train_metrics_aggr_fn=note)):
+        result = start(strategy, app)
+        assert "mine" not in result.train_metrics_clientapp[1]
+    assert seen == [[{"num-examples", "loss"}] * 3]
+
+
+def test_a_function_for_metrics_sees_no_more_examples_than_a_node_may_count_for():
+    def weights(replies, key):
+        return MetricRecord({"weights": [reply["metrics"][key] for reply in replies]})
+
+    strategy = FedAvg(train_metrics_aggr_fn=weights, max_examples=3)
+    result = start(strategy, toy_app({1: boastful}), nodes=4)
+    assert result.train_metrics_clientapp[1]["weights"] == [1, 3, 3, 3]
+
+
+def listing_app(odd, handler):
+    """Return an app whose nodes report the list ``losses``; some have another one."""
+    app = ClientApp()
+
+    def metrics_of(context):
+        node = context.node_config["partition-id"]
+        losses = odd.get(node, [0.5, 0.25])
+        return MetricRecord({"num-examples": node + 1, "loss": 0.5, "losses": losses})
+
+    @app.train()
+    def train(message, context):
+        reply = train_reply(message, context)
+        if handler == "train":
+            reply.content["metrics"] = metrics_of(context)
+        return reply
+
+    @app.evaluate()
+    def evaluate(message, context):
+        honest = MetricRecord({"num-examples": 1, "loss": 0.5})
+        told = metrics_of(context) if handler == "evaluate" else honest
+        return Message(RecordDict({"metrics": told}), reply_to=message)
+
+    return app
 
 
 def test_a_name_that_another_node_has_does_not_take_its_place():

@@ -91,6 +91,22 @@ def test_every_strategy_is_built_from_its_config(strategy, tmp_path):
     assert built.stop_rules == []
 
 
+@pytest.mark.parametrize(
+    ("share", "nodes", "asked"),
+    [(0, 100, 1), (0.1, 5, 1), (0.29, 100, 29), (0.7, 30, 21), (1, 7, 7)],
+)
+def test_fedavgs_share_of_the_nodes_is_mcmahans(share, nodes, asked):
+    """C = 0 is one node, and 0.29 of 100 are 29; Flower's own would take none, and 28."""
+    overrides = ["strategy=fedavg", f"strategy.fraction_train={share}", f"nodes={nodes}"]
+    strategy = Experiment(compose_config(overrides)).strategy(None, [])
+    assert strategy.sample_size(nodes, strategy.fraction_train, "train") == asked
+    assert strategy.fraction_evaluate == 0
+    evaluating = compose_config([*overrides, f"strategy.fraction_evaluate={share}"])
+    strategy = Experiment(evaluating).strategy(None, [])
+    expected = asked if share else 0
+    assert strategy.sample_size(nodes, strategy.fraction_evaluate, "evaluate") == expected
+
+
 @pytest.mark.parametrize("partition", [p for p in options("partition") if p != "groups"])
 def test_every_partition_divides_the_digits(partition):
     experiment = Experiment(compose_config([f"partition={partition}", "nodes=4"]))

@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 from safetensors.numpy import load_file
 
-from gems_flwr.networks.surgery import freeze_layers
+from gems_flwr.networks.surgery import freeze_lowest
 from gems_flwr.wire.keys import FROZEN_LAYERS, NEURON_REQUEST, SERVER_ROUND
 from simulations.config import compose_config
 from simulations.experiment.experiment import experiment_of
@@ -69,7 +69,7 @@ def test_the_output_layer_alone_is_trained_for_its_own_number_of_epochs():
     config = compose_config(["strategy=gems_layerwise", "model=mlp", "train.output_epochs=3"])
     task = experiment_of(config.to_json()).task(0)
     model = task.build_model()
-    freeze_layers(model, 1)
+    freeze_lowest(model, 1)
     before = model[1].weight.clone()
     report = task.train(model, seed=0, config={FROZEN_LAYERS: 1, SERVER_ROUND: 2})
     assert report.metrics["epochs"] == 3
@@ -84,7 +84,7 @@ def test_nodes_start_later_hidden_layers_from_weights_of_their_own():
     trained = []
     for node in (0, 1):
         model = experiment.build_model()
-        freeze_layers(model, 1)
+        freeze_lowest(model, 1)
         experiment.task(node).train(model, seed=node, config=asked)
         trained.append(model)
     one, two = trained

@@ -9,7 +9,7 @@ from rich.console import Console
 from torch import nn
 
 from gems_flwr.client.gradients import corrected_gradients
-from gems_flwr.networks.surgery import freeze_layers
+from gems_flwr.networks.surgery import freeze_lowest
 from simulations.config import compose_config
 from simulations.data.examples import Examples
 from simulations.experiment import remembered
@@ -122,7 +122,7 @@ def train(model=None, data=None, **changed):
 
 def frozen():
     model = network()
-    freeze_layers(model, 1)
+    freeze_lowest(model, 1)
     return model
 
 

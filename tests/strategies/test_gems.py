@@ -8,7 +8,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from helpers_blobs import CENTERS, CLASSES, FEATURES, TEST, blobs
+from helpers_blobs import CENTERS, CLASSES, FEATURES, TEST, blobs, both_parts
 from helpers_gems import accuracy, initial, linear_app, node_data, run
 from safetensors.numpy import load_file
 from torch import nn
@@ -22,7 +22,6 @@ from gems_flwr.runtime.metered_grid import MeteredGrid
 from gems_flwr.spaces.space_files import load_space
 from gems_flwr.strategies.fedavg import FedAvg
 from gems_flwr.strategies.gems import Gems
-from gems_flwr.wire.model_replies import pack_name
 from gems_flwr.wire.records import to_numpy, to_record
 from gems_flwr.wire.space_requests import Ball, Cone, Ellipsoid, SpaceRequest
 
@@ -129,7 +128,7 @@ def test_retraining_stops_as_soon_as_the_spaces_meet():
 
 def test_each_node_can_have_an_epsilon_of_its_own():
     class Nameless(InProcessGrid):
-        """As on Ray: names must be asked for, which an ordinary client cannot answer."""
+        """As on Ray: names must be asked for, which the mod answers."""
 
         def get_nodes(self):
             return []
@@ -137,11 +136,7 @@ def test_each_node_can_have_an_epsilon_of_its_own():
     strategy = {"space": Ball(directions=20), "epsilon": {0: 0.3, "1": 0.6}}
     result = run(Gems(**strategy))
     assert {n: r["epsilon"] for n, r in result.details["radii"].items()} == {"0": 0.3, "1": 0.6}
-    app = linear_app()
-    app.query("introduce")(
-        lambda m, c: Message(pack_name(str(c.node_config["partition-id"])), reply_to=m)
-    )
-    asked = Gems(**strategy).start(Nameless(app, 2), initial())
+    asked = Gems(**strategy).start(Nameless(linear_app(), 2), initial())
     assert asked.details["radii"] == result.details["radii"]
 
 
@@ -228,6 +223,9 @@ def test_without_a_request_the_mod_does_nothing():
     assert accuracy(result.arrays) > 0.4
 
 
+DATA = both_parts(lambda context: node_data(context, 1))
+
+
 def frozen_net():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(FEATURES, 16), nn.ReLU(), nn.Linear(16, CLASSES))
@@ -237,7 +235,7 @@ def frozen_net():
 
 
 def net_app(freeze=True, **options):
-    app = ClientApp(mods=[good_enough_mod(lambda c: node_data(c, 1), model=frozen_net, **options)])
+    app = ClientApp(mods=[good_enough_mod(DATA, model=frozen_net, **options)])
 
     @app.train()
     def train(message, context):
@@ -280,7 +278,7 @@ def test_the_output_layer_of_a_torch_module_is_found_or_named(layer):
 
 
 def test_lower_layers_that_training_changed_are_refused_with_what_to_do():
-    with pytest.raises(RoundFailedError, match=r"training changed \['1.weight', '1.bias'\]"):
+    with pytest.raises(RoundFailedError, match=r"^write freeze_layers.* changed \['1.weight'\]"):
         run_net(Gems(space=Ball(epsilon=0.3)), net_app(freeze=False))
     # A cone is about the layers that the server sent, whatever training does.
     assert net_accuracy(run_net(Gems(), net_app(freeze=False)).arrays) > 0.9
@@ -292,7 +290,8 @@ def test_lower_layers_that_training_changed_are_refused_with_what_to_do():
         (lambda: net_app(layer="7"), "no layer '7'"),
         (lambda: linear_app(model=lambda: nn.Linear(3, 3)), "size mismatch"),
         (lambda: linear_app(lambda c: (torch.zeros(3, 2), torch.zeros(3))), "has 6 inputs"),
-        (lambda: linear_app(lambda c: []), "no data"),
+        (lambda: linear_app(lambda c: []), "with train data in it.* there is no sample"),
+        (lambda: linear_app(lambda c: iter([])), "no data to build a space on"),
         (lambda: linear_app(lambda c: [{"a": 1, "b": 2}]), "a batch must have"),
     ],
 )
@@ -303,9 +302,9 @@ def test_what_the_mod_cannot_work_with_is_said(app, words):
 
 
 def test_a_network_without_its_module_is_refused():
-    app = ClientApp(mods=[good_enough_mod(lambda c: node_data(c, 1))])
+    app = ClientApp(mods=[good_enough_mod(DATA)])
     app.train()(lambda message, context: None)
-    with pytest.raises(RoundFailedError, match="give the mod the torch module"):
+    with pytest.raises(RoundFailedError, match=r"^write good_enough_mod\(data, model=Net\): "):
         run_net(Gems(), app)
 
 
@@ -336,14 +335,19 @@ def test_a_space_reads_no_data_but_its_own():
     """A cone is made from training data, a ball from validation data; a score from the latter."""
     read = []
 
-    def source(name, seed):
-        def data(context):
-            read.append(name)
-            return node_data(context, seed)
+    class Loader:
+        def __init__(self, name, data):
+            self.name, self.data = name, data
 
-        return data
+        def __iter__(self):
+            read.append(self.name)
+            return iter([self.data])
 
-    app = linear_app(source("validation", 1), train=source("train", 0))
+    def data(context):
+        parts = {"train": 0, "validation": 1}
+        return tuple(Loader(name, node_data(context, seed)) for name, seed in parts.items())
+
+    app = linear_app(data=data)
     run(Gems(), app)
     assert set(read) == {"train"}
     read.clear()
@@ -351,6 +355,7 @@ def test_a_space_reads_no_data_but_its_own():
     assert set(read) == {"validation"}
     read.clear()
     run(Gems(verify=True), app)
+    # Without a module there is no layer to be found: each is read once, by each of two nodes.
     assert read == ["train", "train", "validation", "validation"]
 
 
@@ -377,7 +382,7 @@ def test_a_logistic_model_with_one_output_is_a_model_of_two_classes():
         x, y = blobs([0, 1], seed=context.node_config["partition-id"])
         return x, y
 
-    app = ClientApp(mods=[good_enough_mod(data)])
+    app = ClientApp(mods=[good_enough_mod(both_parts(data))])
 
     @app.train()
     def train(message, context):

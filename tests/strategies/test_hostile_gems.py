@@ -7,7 +7,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from helpers_blobs import CENTERS, CLASSES, FEATURES, TEST, blobs
+from helpers_blobs import CENTERS, CLASSES, FEATURES, TEST, blobs, both_parts
 
 from gems_flwr.client.good_enough_mod import good_enough_mod
 from gems_flwr.errors import RoundFailedError
@@ -37,7 +37,7 @@ def app_with_liars(lies, data=all_classes):
             lie(reply.content)
         return reply
 
-    app = ClientApp(mods=[liar_mod, good_enough_mod(data)])
+    app = ClientApp(mods=[liar_mod, good_enough_mod(both_parts(data))])
 
     @app.train()
     def train(message, context):

@@ -60,7 +60,8 @@ def boastful(array):
 
 
 def start(lies=None, nodes=5, **options):
-    options = {"neurons": Neurons(directions=50), "merge": "concat", **options}
+    usual = {"merge": "concat", "max_hidden": None, "check_widths": False}
+    options = usual | {"neurons": Neurons(directions=50)} | options
     grid = InProcessGrid(Lying(lies or {}), nodes)
     return LayerwiseGems(**options).start(grid, initial(HIDDEN))
 

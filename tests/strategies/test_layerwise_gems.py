@@ -8,16 +8,17 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from helpers_blobs import CLASSES, blobs
+from helpers_blobs import CLASSES, blobs, both_parts
 from helpers_layerwise import Blobs, accuracy, initial, labels_of, network, ready_app, train
 from torch import nn
 
 from conftest import record_equal
+from gems_flwr.client.freezing import freeze_layers
 from gems_flwr.client.good_enough_mod import good_enough_mod
 from gems_flwr.client.task_app import task_client_app
 from gems_flwr.errors import RoundFailedError
 from gems_flwr.networks.layers import neuron_rows, weight_layers
-from gems_flwr.networks.surgery import freeze_layers, resize_model
+from gems_flwr.networks.surgery import resize_model
 from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from gems_flwr.runtime.metered_grid import MeteredGrid
 from gems_flwr.strategies.gems import Gems
@@ -49,7 +50,9 @@ def loss(arrays, data):
 
 
 def run(app=None, nodes=2, hidden=(8, 5), grid=None, **options):
-    options = {"merge": "concat", "neurons": Neurons(directions=50), **options}
+    # Whether other widths are tried beforehand is the matter of other tests.
+    usual = {"merge": "concat", "max_hidden": None, "check_widths": False}
+    options = usual | {"neurons": Neurons(directions=50)} | options
     grid = grid or InProcessGrid(app or ready_app(hidden), nodes)
     return LayerwiseGems(**options).start(grid, initial(hidden))
 
@@ -177,7 +180,7 @@ def test_the_same_seed_repeats_a_run_to_the_last_digit():
 def user_app(resize=True, freeze=True, model=network):
     """An ordinary Flower client, with the mod and the two calls that it needs."""
     mod = good_enough_mod(
-        lambda c: blobs(labels_of(c.node_config["partition-id"]), seed=1), model=model
+        both_parts(lambda c: blobs(labels_of(c.node_config["partition-id"]), seed=1)), model=model
     )
     app = ClientApp(mods=[mod])
 
@@ -190,7 +193,7 @@ def user_app(resize=True, freeze=True, model=network):
         else:
             net.load_state_dict(arrays.to_torch_state_dict())
         if freeze:
-            freeze_layers(net, message.content["config"].get("frozen-layers", 0))
+            freeze_layers(net, message)
         train(net, *blobs(labels_of(context.node_config["partition-id"])))
         reply = RecordDict(
             {
@@ -212,9 +215,9 @@ def test_a_users_own_handler_takes_part_with_two_calls():
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"freeze": False}, r"training changed \['0.weight', '0.bias'\].*freeze_layers"),
+        ({"freeze": False}, r"^write freeze_layers\(model, msg\) .*\['0.weight'\]"),
         ({"resize": False}, "size mismatch"),
-        ({"model": None}, "give the mod model="),
+        ({"model": None}, "^write good_enough_mod\\(data, model=Net\\): "),
     ],
 )
 def test_a_handler_that_forgets_them_is_told_so(options, reason):
@@ -300,7 +303,7 @@ def test_a_resumed_run_equals_an_unbroken_one(tmp_path):
             return super().play_round(server_round, *rest)
 
     options = {"neurons": Neurons(directions=50), "merge": "kmeans", "clusters": 6}
-    options["checkpoint_dir"] = tmp_path
+    options |= {"max_hidden": None, "checkpoint_dir": tmp_path}
     Dies.__name__ = "LayerwiseGems"
     with pytest.raises(KeyboardInterrupt):
         Dies(**options).start(InProcessGrid(ready_app(), 2), initial())
@@ -323,6 +326,7 @@ RETRAINS = Gems(space="ball", on_empty="retrain", initialise=lambda server_round
         ({"clusters": 0}, "clusters must be at least 1"),
         ({"neurons": 0.02}, r"neurons must be Neurons\(…\), got 0.02"),
         ({"max_hidden": 0}, "max_hidden must be at least 1"),
+        ({"max_hidden": "less"}, "max_hidden must be at least 1, or 'same', or none"),
         ({"tune": 10}, "needs as many public samples, there are 0"),
         ({"tune_layers": "some"}, "tune_layers must be"),
         ({"head": 3}, "space must be a Cone, Ball or Ellipsoid, or its name, got 3"),

@@ -19,7 +19,7 @@ from gems_flwr.strategies.dynamic_averaging import DynamicAveraging
 from gems_flwr.strategies.nosync import NoSync
 from gems_flwr.strategies.periodic_averaging import PeriodicAveraging
 from gems_flwr.strategies.serial import Serial
-from gems_flwr.wire.asking import ask_for_averaging
+from gems_flwr.wire.asking import ask_for_averaging, wants_name
 from gems_flwr.wire.model_replies import pack_instruction, pack_name, unpack_name
 from gems_flwr.wire.records import to_numpy
 from gems_flwr.wire.requests import AveragingRequest
@@ -213,15 +213,18 @@ def test_a_node_that_lost_its_state_says_so_and_begins_from_the_reference():
 
 
 class Nameless(InProcessGrid):
-    """Knows its nodes by their ids only; they tell their names with their replies."""
+    """Knows its nodes by their ids only; they are too slow to say their names when asked."""
 
     def get_nodes(self):
         return []
 
+    def _deliver(self, message, timeout):
+        return None if wants_name(message.content) else super()._deliver(message, timeout)
+
 
 @pytest.mark.parametrize("delta", [1e9, 0.01])
 def test_nodes_that_tell_their_names_only_with_their_replies_are_the_same_nodes(delta):
-    """They introduce themselves to nobody here; under load they may just be too slow to."""
+    """Nobody knows who they are before: as if they all had been under load."""
     known = play(DynamicAveraging(delta=delta, augmentation="all"), rounds=4)
     nameless = Nameless(walking_app(), 5)
     result = play(DynamicAveraging(delta=delta, augmentation="all"), grid=nameless, rounds=4)

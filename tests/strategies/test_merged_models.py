@@ -6,7 +6,7 @@ import torch
 from flwr.app import Array, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod
-from helpers_blobs import CLASSES, FEATURES, TEST, blobs
+from helpers_blobs import CLASSES, FEATURES, TEST, blobs, both_parts
 from torch import nn
 
 from gems_flwr.client.statistics_mod import statistics_mod
@@ -114,7 +114,7 @@ def test_an_ordinary_client_with_the_mod_and_the_ready_app_give_the_mathematics(
             measure_statistics(request.method, request.labels, trained, (x, y), model=build())
         )
     expected = merge_models(method, models, statistics, counts).arrays
-    for app in (users_app(statistics_mod(data, model=build)), task_client_app(Blobs)):
+    for app in (users_app(statistics_mod(both_parts(data), model=build)), task_client_app(Blobs)):
         result = start(app, method)
         assert result.failures == ()
         assert [record.round for record in result.history] == [0, 1]
@@ -154,7 +154,7 @@ def test_the_mod_is_inert_for_other_strategies():
     initial = to_record({k: v.numpy() for k, v in build().state_dict().items()})
     plain, modded = (
         FedAvg().start(InProcessGrid(app, 3), initial, num_rounds=1)
-        for app in (users_app(), users_app(statistics_mod(data, model=build)))
+        for app in (users_app(), users_app(statistics_mod(both_parts(data), model=build)))
     )
     assert plain.traffic == modded.traffic
     assert all(np.array_equal(a, arrays(modded)[key]) for key, a in arrays(plain).items())
@@ -212,7 +212,7 @@ def without(key):
     ],
 )
 def test_a_node_with_bad_statistics_is_named_and_the_others_are_merged(method, spoil, reason):
-    app = users_app(spoiling(1, spoil), statistics_mod(data, model=build))
+    app = users_app(spoiling(1, spoil), statistics_mod(both_parts(data), model=build))
     result = start(app, method)
     (failure,) = result.history[1].failures
     assert failure.node == "1"
@@ -224,7 +224,7 @@ def test_a_node_with_bad_statistics_is_named_and_the_others_are_merged(method, s
 def test_a_privacy_mod_inside_would_be_bypassed_and_that_is_refused():
     noise = LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=1.0, delta=1e-5)
     with pytest.raises(RoundFailedError, match="LocalDpMod is inside statistics_mod"):
-        start(users_app(statistics_mod(data, model=build), noise), "regmean")
+        start(users_app(statistics_mod(both_parts(data), model=build), noise), "regmean")
 
 
 # --- options ----------------------------------------------------------------------------------

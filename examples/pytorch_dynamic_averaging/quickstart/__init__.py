@@ -1,1 +1,1 @@
-"""An ordinary Flower app: handwritten digits with PyTorch."""
+"""A Flower app: a convolutional network and handwritten digits, with PyTorch."""

@@ -1,31 +1,46 @@
 """What a node does."""
 
+import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from gems_flwr import dynamic_averaging_mod
 
-from quickstart.task import Net, accuracy, train, training_data, validation_data
+from quickstart.task import Net, load_data
+from quickstart.task import test as test_fn
+from quickstart.task import train as train_fn
+
+
+def data(context: Context):
+    """Return the node's training and test data."""
+    node = context.node_config
+    batch_size = int(context.run_config["batch-size"])
+    return load_data(int(node["partition-id"]), int(node["num-partitions"]), batch_size)
+
 
 app = ClientApp(mods=[dynamic_averaging_mod()])
 
 
 @app.train()
-def train_handler(message: Message, context: Context) -> Message:
+def train(msg: Message, context: Context):
     """Train the model that came, and send it back."""
-    net = Net()
-    net.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    data = training_data(context)
-    loss = train(net, data, float(context.run_config["learning-rate"]))
-    metrics = MetricRecord({"loss": loss, "num-examples": len(data.dataset)})
-    content = RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics})
-    return Message(content, reply_to=message)
+    model = Net()
+    model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
+    device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    trainloader, _ = data(context)
+    epochs, lr = int(context.run_config["local-epochs"]), float(msg.content["config"]["lr"])
+    loss = train_fn(model, trainloader, epochs, lr, device)
+    metrics = MetricRecord({"train_loss": loss, "num-examples": len(trainloader.dataset)})
+    content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
+    return Message(content=content, reply_to=msg)
 
 
 @app.evaluate()
-def evaluate_handler(message: Message, context: Context) -> Message:
-    """Test the model that came on the node's own held-out data."""
-    net = Net()
-    net.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    data = validation_data(context)
-    metrics = MetricRecord({"accuracy": accuracy(net, data), "num-examples": len(data.dataset)})
-    return Message(RecordDict({"metrics": metrics}), reply_to=message)
+def evaluate(msg: Message, context: Context):
+    """Test the model that came on the node's own test data."""
+    model = Net()
+    model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
+    device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    _, testloader = data(context)
+    loss, accuracy = test_fn(model, testloader, device)
+    metrics = {"eval_loss": loss, "eval_acc": accuracy, "num-examples": len(testloader.dataset)}
+    return Message(content=RecordDict({"metrics": MetricRecord(metrics)}), reply_to=msg)

@@ -1,1 +1,1 @@
-"""An ordinary Flower app: handwritten digits with scikit-learn."""
+"""A Flower app: logistic regression on irises, with scikit-learn."""

@@ -1,28 +1,53 @@
 """What a node does."""
 
-from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from gems_flwr import good_enough_mod
+from sklearn.metrics import log_loss
 
-from quickstart.task import from_arrays, to_arrays, train, training_data, validation_data
+from quickstart.task import create_model, fit, get_params, load_data, set_params
 
-app = ClientApp(mods=[good_enough_mod(validation_data, train=training_data)])
+
+def data(context: Context):
+    """Return the node's training and test data."""
+    node = context.node_config
+    return load_data(int(node["partition-id"]), int(node["num-partitions"]))
+
+
+app = ClientApp(mods=[good_enough_mod(data)])
 
 
 @app.train()
-def train_handler(message: Message, context: Context) -> Message:
+def train(msg: Message, context: Context):
     """Train the model that came, and send it back."""
-    model = from_arrays(message.content["arrays"])
-    data = training_data(context)
-    train(model, data)
-    metrics = MetricRecord({"accuracy": float(model.score(*data)), "num-examples": len(data[1])})
-    return Message(RecordDict({"arrays": to_arrays(model), "metrics": metrics}), reply_to=message)
+    model = create_model(float(context.run_config["penalty"]))
+    set_params(model, msg.content["arrays"].to_numpy_ndarrays())
+    X_train, y_train, _, _ = data(context)  # noqa: N806
+    fit(model, X_train, y_train)
+    metrics = MetricRecord(
+        {
+            "num-examples": len(X_train),
+            "train_logloss": float(
+                log_loss(y_train, model.predict_proba(X_train), labels=[0, 1, 2])
+            ),
+            "train_accuracy": float(model.score(X_train, y_train)),
+        }
+    )
+    content = RecordDict({"arrays": ArrayRecord(get_params(model)), "metrics": metrics})
+    return Message(content=content, reply_to=msg)
 
 
 @app.evaluate()
-def evaluate_handler(message: Message, context: Context) -> Message:
-    """Test the model that came on the node's own held-out data."""
-    data = validation_data(context)
-    score = float(from_arrays(message.content["arrays"]).score(*data))
-    metrics = MetricRecord({"accuracy": score, "num-examples": len(data[1])})
-    return Message(RecordDict({"metrics": metrics}), reply_to=message)
+def evaluate(msg: Message, context: Context):
+    """Test the model that came on the node's own test data."""
+    model = create_model(float(context.run_config["penalty"]))
+    set_params(model, msg.content["arrays"].to_numpy_ndarrays())
+    _, _, X_test, y_test = data(context)  # noqa: N806
+    metrics = MetricRecord(
+        {
+            "num-examples": len(X_test),
+            "test_logloss": float(log_loss(y_test, model.predict_proba(X_test), labels=[0, 1, 2])),
+            "accuracy": float(model.score(X_test, y_test)),
+        }
+    )
+    return Message(content=RecordDict({"metrics": metrics}), reply_to=msg)

@@ -1,29 +1,30 @@
 """What the server does."""
 
+from pathlib import Path
+
 import numpy as np
-from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from gems_flwr import Gems
 
-from quickstart.task import from_arrays, new_model, test_data, to_arrays
+from quickstart.task import create_model, get_params
 
 app = ServerApp()
-
-
-def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-    """Test a model on the digits that no node has."""
-    return MetricRecord({"accuracy": float(from_arrays(arrays).score(*test_data()))})
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Learn, and keep the model."""
-    strategy = Gems(space="cone", verify=True)
+    model = create_model(float(context.run_config["penalty"]))
+    arrays = ArrayRecord(get_params(model))
+    strategy = Gems(verify=True)
     result = strategy.start(
         grid=grid,
-        initial_arrays=to_arrays(new_model()),
+        initial_arrays=arrays,
         num_rounds=int(context.run_config["num-server-rounds"]),
-        evaluate_fn=evaluate,
     )
-    if output := context.run_config["output"]:
-        np.savez(str(output), *result.arrays.to_numpy_ndarrays())
+    folder = Path(str(context.run_config["output"])).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    print(f"Saving the model in {folder}")
+    coefficients, intercept = result.arrays.to_numpy_ndarrays()
+    np.savez(folder / "final_model.npz", coef=coefficients, intercept=intercept)

@@ -39,6 +39,7 @@ import dataclasses
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from flwr.app import ConfigRecord
@@ -108,6 +109,8 @@ class MultiModel(RoundLoop):
     >>> [record.train_metrics["pairs"] for record in result.history[1:]]
     [2.0, 3.0, 2.0, 1.0]
     """
+
+    mod_needed: ClassVar[str] = "multi_model_mod(data, model={…})"
 
     budget: float = 10.0
     sampling: SamplingRule | str = "lvr"

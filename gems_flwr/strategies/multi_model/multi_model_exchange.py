@@ -6,11 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
+from gems_flwr.errors import RoundFailedError
+from gems_flwr.server.addressing import is_lost
 from gems_flwr.server.log import log_warning, readable
 from gems_flwr.server.loop import RoundLoop
 from gems_flwr.strategies.multi_model.multi_model_state import MultiModelState
 from gems_flwr.typing import Arrays
 from gems_flwr.wire.asking import ask_for_models
+from gems_flwr.wire.fault_reasons import is_refusal
 from gems_flwr.wire.keys import TRAIN
 from gems_flwr.wire.multi_model_replies import ModelPart, unpack_holdings, unpack_models_reply
 from gems_flwr.wire.multi_model_requests import vector_record
@@ -74,11 +77,21 @@ class MultiModelExchange:
         for message in messages:
             ask_for_models(message.content, ModelsRequest(state.run, "introduce"))
         known = len(ids) - len(newcomers)
-        answers = strategy.accept(
-            strategy.collect(messages),
-            lambda content: unpack_holdings(content, self._models),
-            at_least=max(0, strategy.min_nodes - known),
-        )
+        replies = strategy.collect(messages)
+        try:
+            answers = strategy.accept(
+                replies,
+                lambda content: unpack_holdings(content, self._models),
+                at_least=max(0, strategy.min_nodes - known),
+            )
+        except RoundFailedError as error:
+            if error.replies or len(error.failures) < len(ids) or any(map(is_lost, replies)):
+                raise
+            said = {failure.node: failure.reason for failure in error.failures}
+            if any(map(is_refusal, said.values())):
+                raise
+            # Nobody could answer the first question of all.
+            raise strategy.without_mod(said) from error
         state.holdings |= {answer.node: answer.value for answer in answers}
         # A node may have told its name only now.
         ordered = sorted(ids.values(), key=strategy._nodes.position)
@@ -170,22 +183,23 @@ class MultiModelExchange:
         strategy, state = self._strategy, self._state
         parts: Parts = {}
         needs: dict[str, list[str]] = {}
-        # One by one, since what a reply must hold depends on whose it is.
-        position = strategy._nodes.position
-        for reply in sorted(replies, key=lambda r: position(r.metadata.src_node_id)):
-            sender = reply.metadata.src_node_id
-            # In this round it goes by the name that it began with, whatever it tells now.
+        # What a reply must hold depends on whose it is.
+        asked = {
+            id(r.content): requests[r.metadata.src_node_id] for r in replies if r.has_content()
+        }
+        answers = strategy.accept(
+            replies,
+            lambda content: unpack_models_reply(
+                content, asked[id(content)], self._models, control=self._control_variates
+            ),
+        )
+        # In this round a node goes by the name that it began with, whatever it tells now.
+        senders = {strategy._nodes.name(sender): sender for sender in requests}
+        usable = {senders[answer.node]: answer.value for answer in answers}
+        for sender in {reply.metadata.src_node_id for reply in replies} - usable.keys():
+            state.kept.pop(names[sender], None)
+        for sender, value in usable.items():
             node, request = names[sender], requests[sender]
-            answers = strategy.accept(
-                [reply],
-                lambda content, request=request: unpack_models_reply(  # type: ignore[misc]
-                    content, request, self._models, control=self._control_variates
-                ),
-            )
-            if not answers:
-                state.kept.pop(node, None)
-                continue
-            value = answers[0].value
             parts[node] = dict(value.parts)
             for model in value.parts:
                 if request.keep:

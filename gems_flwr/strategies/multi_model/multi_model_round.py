@@ -22,6 +22,7 @@ from gems_flwr.client_sampling import (
 )
 from gems_flwr.errors import MultiModelError
 from gems_flwr.runtime.seeding import generator
+from gems_flwr.server.client_metrics import beside
 from gems_flwr.server.log import log_warning
 from gems_flwr.server.members import ONLY_MODEL, join_members, split_members, split_models
 from gems_flwr.server.state import RoundOutcome, ServerState
@@ -159,7 +160,7 @@ class MultiModelRound:
         told = mean_metrics([p.metrics for p in parts], weights) if parts else {}
         return RoundOutcome(
             arrays=join_members(self.new_models) if self.joined else self.new_models[ONLY_MODEL],
-            train_metrics={**told, **self.metrics},
+            train_metrics=beside(self.metrics, told),
             memory=self.state.to_memory(),
             details={
                 "sampling": self.rule.name,

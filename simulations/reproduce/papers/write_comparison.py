@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
+from simulations.command_line import program
 from simulations.report.figures import save
 from simulations.reproduce.entry import Options
 from simulations.reproduce.papers import comparison
@@ -58,4 +59,4 @@ def commands(reproduction: Reproduction, options: Options) -> Iterator[str]:
     for cell in reproduction.cells(scope):
         words = reproduction.overrides(cell, scope, 0)[:-1]
         quoted = " ".join(f"'{w}'" if set(w) & set("[]{}(),' ") else w for w in words)
-        yield f"python -m simulations.run -m {quoted} seed={seeds}"
+        yield f"{program('run')} -m {quoted} seed={seeds}"

@@ -17,10 +17,10 @@ from typing import Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
-from flwr.clientapp.typing import ClientAppCallable
 from flwr.serverapp import Grid
 from rich.console import Console
 
+from gems_flwr.runtime.flower_internals import ClientAppCallable
 from gems_flwr.runtime.seeding import generator
 from gems_flwr.server.settings import Callback
 from gems_flwr.server.state import RoundRecord

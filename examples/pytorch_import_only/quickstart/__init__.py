@@ -1,0 +1,1 @@
+"""A Flower app: a convolutional network and handwritten digits, with PyTorch."""

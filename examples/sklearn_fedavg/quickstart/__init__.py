@@ -1,1 +1,0 @@
-"""An ordinary Flower app: handwritten digits with scikit-learn."""
