@@ -108,13 +108,30 @@ def as_counts_allow(
     if largest_rank is None and may_send_full(int(cone.counts.min()), features):
         return cone
     units = np.ones(features) if units is None else units
-    means = mean_values(cone) / units
     shapes = [
         _rounding(
             cone.covariance.dense_matrix(component) / (units[:, None] * units), count, largest_rank
         )
         for component, count in enumerate(cone.counts.tolist())
     ]
+    means, covariance = store_shapes(mean_values(cone) / units, shapes, units, int8)
+    return dataclasses.replace(cone, means=means, covariance=covariance)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Shape:
+    """A factor (D, r) and deviations (D,) of a covariance, and the step to round them to."""
+
+    factor: Float
+    deviations: Float
+    step: float
+
+
+def store_shapes(
+    means: Float, shapes: Sequence[Shape], units: Float, int8: bool
+) -> tuple[Values, LowRankCovariance]:
+    """Return the means, divided by units, and the shapes of all components as they are sent."""
+    features = len(units)
 
     def stored(rows: Sequence[Float], steps: Sequence[float], round_up: bool = False) -> Values:
         table, least = np.reshape(rows, (-1, features)), np.reshape(steps, (-1, 1))
@@ -123,35 +140,43 @@ def as_counts_allow(
         return (rounded(table, least, round_up) * units).astype(np.float32)
 
     steps = [shape.step for shape in shapes]
-    return dataclasses.replace(
-        cone,
-        means=stored(list(means), steps),
-        covariance=LowRankCovariance(
-            stored(
-                [column for shape in shapes for column in shape.factor.T],
-                [shape.step for shape in shapes for _ in shape.factor.T],
-            ),
-            stored([shape.deviations for shape in shapes], steps, round_up=True),
-            np.array([shape.factor.shape[1] for shape in shapes]),
+    covariance = LowRankCovariance(
+        stored(
+            [column for shape in shapes for column in shape.factor.T],
+            [shape.step for shape in shapes for _ in shape.factor.T],
         ),
+        stored([shape.deviations for shape in shapes], steps, round_up=True),
+        np.array([shape.factor.shape[1] for shape in shapes]),
     )
+    return stored(list(means), steps), covariance
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Shape:
-    """A factor (D, r) and deviations (D,) of a covariance, and the step to round them to."""
-
-    factor: Float
-    deviations: Float
-    step: float
-
-
-def _rounding(covariance: Float, count: int, largest_rank: int | None) -> _Shape:
-    features = len(covariance)
+def chosen_rank(count: int, features: int, largest_rank: int | None) -> int:
+    """Return how many directions are sent of a class."""
     rank = allowed_rank(count, features)
-    rank = rank if largest_rank is None else min(rank, largest_rank)
-    columns, deviations = factor(covariance, rank)
+    return rank if largest_rank is None else min(rank, largest_rank)
+
+
+def _rounding(covariance: Float, count: int, largest_rank: int | None) -> Shape:
+    features = len(covariance)
+    columns, deviations = factor(covariance, chosen_rank(count, features, largest_rank))
+    return smoothed(columns, deviations, float(np.trace(covariance)), count)
+
+
+def smoothed(columns: Float, deviations: Float, trace: float, count: int) -> Shape:
+    """Return the factor (D, r) of a class, its variances drawn towards their average.
+
+    Parameters
+    ----------
+    columns, deviations : arrays of shapes (D, r) and (D,)
+        As `gems_flwr.moments.low_rank.factor` returns them.
+    trace : float
+        Of the covariance.
+    count : int
+        Samples of the class.
+    """
+    features, rank = columns.shape
     blur, squares = coarseness(count, features, rank), deviations**2
     smooth = (count * squares + blur * SMOOTHING * squares.mean()) / (count + blur * SMOOTHING)
-    push = math.sqrt(max(0.0, float(np.trace(covariance)))) / count
-    return _Shape(columns, np.sqrt(smooth), blur * PUSHES * push)
+    push = math.sqrt(max(0.0, trace)) / count
+    return Shape(columns, np.sqrt(smooth), blur * PUSHES * push)

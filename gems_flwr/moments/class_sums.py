@@ -169,11 +169,7 @@ def sum_classes(
     gathered: dict[tuple[int, int], list[Tensor]] = {}
     seen = 0
     for x, y in batches:
-        if not bool(torch.isfinite(x).all()):
-            raise SpaceError("inputs", "finite values", "NaN or inf")
-        if len(y) and not (int(y.min()) >= 0 and int(y.max()) < num_classes):
-            got = f"{int(y.min())} to {int(y.max())}"
-            raise SpaceError("labels", f"0 to {num_classes - 1}", got)
+        check_batch(x, y, num_classes)
         part = torch.zeros_like(y) if groups is None else groups[seen : seen + len(y)].to(y)
         seen += len(y)
         for label, group in torch.unique(torch.stack([y, part]), dim=1).T.tolist():
@@ -191,6 +187,25 @@ def sum_classes(
     counts, sums, outers = [np.stack([gathered[key][i].numpy() for key in keys]) for i in range(3)]
     labels = np.array([label for label, _ in keys], dtype=np.int64)
     return ClassSums(num_classes, labels, counts, sums, outers)
+
+
+def check_batch(inputs: Tensor, labels: Tensor, num_classes: int) -> None:
+    """Refuse inputs that are not finite, and labels of no class."""
+    if not bool(torch.isfinite(inputs).all()):
+        raise SpaceError("inputs", "finite values", "NaN or inf")
+    if len(labels) and not (int(labels.min()) >= 0 and int(labels.max()) < num_classes):
+        got = f"{int(labels.min())} to {int(labels.max())}"
+        raise SpaceError("labels", f"0 to {num_classes - 1}", got)
+
+
+def check_counts(counts: NDArray[np.int64], min_count: int) -> None:
+    """Refuse components of which none has enough samples to be sent."""
+    if int(counts.max(initial=0)) < max(1, min_count):
+        expected = (
+            f"a class with at least {min_count} samples (fewer would show too much of each one: "
+            "bring more data, or ask with noise, Cone(dp_epsilon=…))"
+        )
+        raise SpaceError("counts", expected, f"at most {int(counts.max(initial=0))}")
 
 
 def in_chunks(inputs: Tensor, labels: Tensor, size: int = 8192) -> Iterable[tuple[Tensor, Tensor]]:

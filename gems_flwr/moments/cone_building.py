@@ -15,7 +15,8 @@ from torch import Tensor
 from gems_flwr.errors import SpaceError
 from gems_flwr.moments.automatic_rank import as_counts_allow, feature_units, smallest_count
 from gems_flwr.moments.class_clusters import cluster_classes
-from gems_flwr.moments.class_sums import ClassSums, in_chunks, sum_classes
+from gems_flwr.moments.class_sums import ClassSums, check_counts, in_chunks, sum_classes
+from gems_flwr.moments.cone_streaming import Components, stream_cone, streams
 from gems_flwr.moments.low_rank import compress
 from gems_flwr.moments.private_release import PrivateRelease, private_sums
 from gems_flwr.spaces.cone import ClassMomentCone
@@ -49,13 +50,8 @@ def cone_from_sums(
         If no component has enough samples.
     """
     counts = np.rint(sums.counts).astype(np.int64)
+    check_counts(counts, min_count)
     keep = counts >= max(1, min_count)
-    if not keep.any():
-        expected = (
-            f"a class with at least {min_count} samples (fewer would show too much of each one: "
-            "bring more data, or ask with noise, Cone(dp_epsilon=…))"
-        )
-        raise SpaceError("counts", expected, f"at most {int(counts.max(initial=0))}")
     means, covariances = sums.moments()
     gone = sorted(set(sums.labels[~keep].tolist()))
     return ClassMomentCone(
@@ -141,6 +137,18 @@ def build_cone(
         groups = None
         if clusters > 1:
             groups = cluster_classes(inputs, labels.long(), clusters, least, seed)
+        components = Components.of(labels.long(), groups)
+        if rank != "full" and streams(components.counts, inputs.shape[1], rank, largest_rank):
+            return stream_cone(
+                inputs,
+                components,
+                num_classes,
+                rank=rank,
+                int8=int8,
+                min_count=least,
+                epsilon=epsilon,
+                largest_rank=largest_rank,
+            )
         sums = sum_classes(in_chunks(inputs, labels), num_classes, groups)
     cone = cone_from_sums(sums, min_count=least, epsilon=epsilon)
     if isinstance(rank, int):

@@ -9,6 +9,8 @@ up, for the same reason.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from scipy.sparse.linalg import eigsh
 
@@ -49,7 +51,11 @@ def low_rank(covariances: Float, rank: int, int8: bool) -> LowRankCovariance:
     """Return covariances (components, D, D) as low rank plus diagonal."""
     if rank < 1:
         raise SpaceError("rank", "at least 1", rank)
-    pairs = [factor(covariance, rank) for covariance in covariances]
+    return stack_factors([factor(covariance, rank) for covariance in covariances], int8)
+
+
+def stack_factors(pairs: Sequence[tuple[Float, Float]], int8: bool) -> LowRankCovariance:
+    """Return factors (D, r) and deviations (D,) of all components as they are sent."""
     factors = np.stack([top for top, _ in pairs]).astype(np.float32)
     deviations = np.stack([rest for _, rest in pairs]).astype(np.float32)
     if int8:
