@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from gems_flwr.errors import SpaceError as SpaceError
     from gems_flwr.errors import StateNotSavedError as StateNotSavedError
     from gems_flwr.moments.cone_building import build_cone as build_cone
+    from gems_flwr.networks.random_filters import RandomFilters as RandomFilters
+    from gems_flwr.networks.random_fourier import RandomFourier as RandomFourier
     from gems_flwr.networks.subclasses import other_output_layer as other_output_layer
     from gems_flwr.networks.subclasses import split_classes as split_classes
     from gems_flwr.networks.surgery import resize_model as resize_model
@@ -143,6 +145,8 @@ _HOMES = {
     "UniformSampling": "strategies.multi_model.sampling_rules",
     # On a node.
     "NodeLimits": "client.limits",
+    "RandomFilters": "networks.random_filters",
+    "RandomFourier": "networks.random_fourier",
     "Report": "client.task",
     "Task": "client.task",
     "TaskSet": "client.task",

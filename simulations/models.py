@@ -13,6 +13,9 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from gems_flwr.networks.random_filters import SMALLEST_SIDE, RandomFilters
+from gems_flwr.networks.random_fourier import Normalization, RandomFourier
+
 
 def logistic(*, input_shape: Sequence[int], classes: int) -> nn.Sequential:
     """Build multinomial logistic regression.
@@ -159,6 +162,73 @@ def lenet(*, input_shape: Sequence[int], classes: int) -> nn.Sequential:
         nn.ReLU(),
         nn.Linear(84, classes),
     )
+
+
+def random_filters(
+    *,
+    input_shape: Sequence[int],
+    classes: int,
+    filters: int = 64,
+    kernel: int | None = None,
+    grid: int = 4,
+    sigma: float = 0.1,
+    margin: float = 0.16,
+    contrast: float = 0.3,
+    lift_seed: int = 0,
+) -> nn.Sequential:
+    """Build a linear layer on random filters, whose weights are made from a seed and never travel.
+
+    Parameters
+    ----------
+    input_shape : sequence of int
+        ``(channels, height, width)``, at least 4×4 pixels.
+    classes : int
+        Number of outputs, at least 2.
+    filters, kernel, grid, sigma, margin, contrast
+        As in `gems_flwr.RandomFilters`.
+    lift_seed : int
+        Source of the filters, at least 0: not the run's seed, since all seeds do.
+
+    Raises
+    ------
+    ValueError
+        If the input is no image or too small, or an option is out of range.
+    """
+    shape = _checked_image("random_filters", input_shape, classes, smallest=SMALLEST_SIDE)
+    lift = RandomFilters(shape, filters, kernel, grid, sigma, margin, contrast, lift_seed)
+    return nn.Sequential(lift, nn.Linear(lift.features, classes))
+
+
+def random_fourier(
+    *,
+    input_shape: Sequence[int],
+    classes: int,
+    outputs: int = 1000,
+    bandwidth: float = 0.7,
+    normalize: Normalization = "layer",
+    lift_seed: int = 0,
+) -> nn.Sequential:
+    """Build a linear layer on random Fourier features, whose weights are made from a seed.
+
+    Parameters
+    ----------
+    input_shape : sequence of int
+        Shape of one example; images are flattened.
+    classes : int
+        Number of outputs, at least 2.
+    outputs, bandwidth, normalize
+        As in `gems_flwr.RandomFourier`.
+    lift_seed : int
+        Source of the projections, at least 0: not the run's seed, since all seeds do.
+
+    Raises
+    ------
+    ValueError
+        If an option is out of range.
+    """
+    inputs = math.prod(_checked(input_shape, classes))
+    lift = RandomFourier(inputs, outputs, bandwidth, normalize, lift_seed)
+    return nn.Sequential(nn.Flatten(), lift, nn.Linear(lift.features, classes))
 
 
 def _checked(input_shape: Sequence[int], classes: int) -> tuple[int, ...]:

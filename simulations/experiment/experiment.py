@@ -290,8 +290,10 @@ class Experiment:
             "check_widths": False,
         }
         if "buffers" in accepted:
+            # Those of a lift are made from a seed and not in the arrays.
+            sent = self._initial_model.state_dict()
             floats = (n for n, b in self._initial_model.named_buffers() if b.is_floating_point())
-            offered["buffers"] = tuple(floats)
+            offered["buffers"] = tuple(name for name in floats if name in sent)
         if config.strategy.get("tune", 0) != 0:
             public = self.dataset.public
             if "public" in accepted:
