@@ -7,7 +7,8 @@ It sits around the user's own train handler::
 and does nothing unless the server's `Gems` or `LayerwiseGems` strategy asks for a space. Then it
 lets the handler train (a cone needs no trained model, so there it does not), builds the space on
 the node's data and replies with it instead of the model. In the verification round it scores the
-server's model and answers with one number.
+server's model and answers with one number; where the server refines its model, with sums of the
+training loss and of its gradient.
 
 Where a network's lowest layers are common to all nodes, the handler must leave them alone: it
 calls ``freeze_layers(model, msg)``. One that does not is stopped at its first training step.
@@ -25,6 +26,7 @@ from torch import nn
 
 from gems_flwr.client.fault_reply_mod import fault_reply_mod, node_name
 from gems_flwr.client.limits import NodeLimits, refuse_bypass
+from gems_flwr.client.loss_answers import answer_gradient, answer_losses
 from gems_flwr.client.neuron_building import build_neurons
 from gems_flwr.client.node_backbone import complete_model
 from gems_flwr.client.privacy_ledger import spend
@@ -50,6 +52,13 @@ from gems_flwr.wire.asking import (
     wants_widths_tried,
 )
 from gems_flwr.wire.backbone_messages import pack_needs_backbone
+from gems_flwr.wire.gradient_requests import (
+    GradientRequest,
+    LossesRequest,
+    requested_gradient,
+    requested_losses,
+    take_beside,
+)
 from gems_flwr.wire.handler_metrics import put_handler_metrics
 from gems_flwr.wire.keys import RUN_SEED, SERVER_ROUND
 from gems_flwr.wire.model_replies import instruction_config
@@ -125,10 +134,13 @@ def good_enough_mod(
         bounds = NodeLimits.of_node(context.node_config) if limits is None else limits
         bounds.check_message(message)
         request, neurons = requested_space(content), requested_neurons(content)
-        if request is not None or neurons is not None or wants_score(content):
+        of_loss = requested_gradient(content) or requested_losses(content)
+        if request or neurons or of_loss or wants_score(content):
             refuse_bypass(call_next)
         if request is not None:
             return space_reply(request, bounds, message, context, call_next)
+        if of_loss is not None:
+            return loss_reply(of_loss, bounds, message, context)
         if neurons is not None:
             return neurons_reply(neurons, message, context, call_next)
         if wants_score(content):
@@ -216,6 +228,26 @@ def good_enough_mod(
             noise_seed = seed if request.dp_seeded else None
             score = request.private.noised(round(score * total), total, noise_seed)
         return Message(pack_score_reply(score, name=name), reply_to=message)
+
+    def loss_reply(
+        request: GradientRequest | LossesRequest,
+        bounds: NodeLimits,
+        message: Message,
+        context: Context,
+    ) -> Message:
+        bounds.check_losses()
+        beside, name = take_beside(message.content), node_name(context)
+        whole = complete_model(message, context, model)
+        if whole is None:
+            return lacks_backbone(message, context)
+        reader, chosen, output = read_output(whole.arrays, "train", context)
+        whole.check_output(output)
+        about = (beside, whole.arrays, output, reader.read(chosen, output))
+        if isinstance(request, GradientRequest):
+            content = answer_gradient(request, *about, bounds, name=name)
+        else:
+            content = answer_losses(request, *about, name=name)
+        return Message(content, reply_to=message)
 
     def lacks_backbone(message: Message, context: Context) -> Message:
         return Message(pack_needs_backbone(node_name(context)), reply_to=message)

@@ -32,7 +32,7 @@ from urllib.parse import quote
 from flwr.app import Message
 
 from gems_flwr.errors import BypassedPrivacyError, OptionError, RefusedError
-from gems_flwr.moments.automatic_rank import allowed_rank, may_send_full
+from gems_flwr.moments.automatic_rank import allowed_rank, may_send_full, smallest_count
 from gems_flwr.moments.class_sums import ClassSums
 from gems_flwr.moments.cone_building import MIN_COUNT
 from gems_flwr.runtime.flower_internals import ClientAppCallable
@@ -81,6 +81,9 @@ class NodeLimits:
         default one for the node's name in the folder ``GEMS_FLWR_HOME``, or ``~/.gems-flwr``.
     allow_scores : bool, default True
         Whether the node tells how accurate a model is on its own data.
+    share_gradients : bool, default True
+        Whether the node tells loss and gradient of a model on its training data
+        (`Gems(refine=…)`), as sums over no fewer samples than class moments need.
     share_examples, seeded_noise : bool, default False
         Whether the node hands out its raw data (the pooled reference), and draws private noise
         from the run's seed. For simulations only, where all data is on one machine anyway.
@@ -101,6 +104,7 @@ class NodeLimits:
     dp_delta: float = 1e-5
     ledger: str | Path | None = None
     allow_scores: bool = True
+    share_gradients: bool = True
     share_examples: bool = False
     seeded_noise: bool = False
 
@@ -223,6 +227,50 @@ class NodeLimits:
             "matching, or ask for cones",
         )
 
+    def check_losses(self) -> None:
+        """Refuse sums of the training loss and its gradient where nothing of the kind may leave.
+
+        Raises
+        ------
+        RefusedError
+            Names the limit.
+        """
+        if not self.share_gradients:
+            raise RefusedError("share_gradients", "this node tells nobody its loss or gradient")
+        if self.require_dp:
+            raise RefusedError("require_dp", "gradients leave the node without noise")
+
+    def check_gradient(self, count: int, fewest: float, features: int) -> None:
+        """Look at a gradient that is about to leave the node: how many samples are in it.
+
+        Parameters
+        ----------
+        count : int
+            Samples of the node.
+        fewest : float
+            How many of them stand behind the row that the fewest do.
+        features : int
+            Inputs of the layer.
+
+        Raises
+        ------
+        RefusedError
+            If there are fewer than the node allows.
+        """
+        if self.largest_rank == "full":
+            return
+        least = max(self.min_count, smallest_count(features))
+        if count < least:
+            raise RefusedError(
+                "largest_rank", f"the gradient of {count} samples, it takes {least} at least"
+            )
+        if fewest < self.min_count:
+            raise RefusedError(
+                "min_count",
+                f"it is {self.min_count}, and as good as {fewest:.3g} samples make up a row of the "
+                "gradient",
+            )
+
     def check_score(self, request: ScoreRequest) -> None:
         """Refuse a score that must not be told, or not exactly."""
         if not self.allow_scores:
@@ -284,6 +332,7 @@ _NODE_KEYS: dict[str, tuple[str, tuple[type, ...]]] = {
     "dp-delta": ("dp_delta", (float,)),
     "privacy-ledger": ("ledger", (str,)),
     "allow-scores": ("allow_scores", (bool,)),
+    "share-gradients": ("share_gradients", (bool,)),
 }
 
 

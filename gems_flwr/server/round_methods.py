@@ -293,6 +293,21 @@ class RoundMethods(LoopSettings, Strategy):
         """Validate and order replies; see `Exchange`."""
         return self._exchange.accept(replies, unpack, at_least=at_least)
 
+    def leave_out(
+        self, answers: Iterable[Answer[T]], reasons: Mapping[str, str]
+    ) -> list[Answer[T]]:
+        """Return the answers but those of some nodes; see `Exchange`."""
+        return self._exchange.without(answers, reasons) if reasons else list(answers)
+
+    def name_of(self, node_id: int) -> str:
+        """Return what the run calls a node."""
+        return self._nodes.name(node_id)
+
+    @property
+    def answered_ids(self) -> tuple[int, ...]:
+        """Ids of the nodes that have given a usable reply in the round under way."""
+        return self._exchange.answered_ids
+
     def _unpack_model(self, content: RecordDict) -> ModelReply:
         if self._template is None:
             # Nobody said what the model looks like (the method was called by itself): as in

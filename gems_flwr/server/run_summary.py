@@ -115,6 +115,9 @@ def result_lines(result: RunResult) -> list[str]:
         since = f" after round {before}" if before else ""
         lines.append(f"Exchanges{since}: {exchanges.total()} ({each})")
     lines += _left_out(result)
+    if (bound := result.details.get("loss_bound")) is not None:
+        loss = result.details["loss"]
+        lines.append(f"Loss: {loss:.6g}, at most {bound:.3g} above that of the pooled optimum")
     if scores := result.details.get("node_scores"):
         lines.append(f"Node scores: {_scores(scores)}")
     return lines

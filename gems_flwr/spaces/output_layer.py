@@ -78,6 +78,19 @@ class OutputLayer:
         """Weights and biases together."""
         return self.outputs * self.features + (self.outputs if self.bias else 0)
 
+    def scaled_in(self, arrays: Mapping[str, NDArray], scale: ArrayLike) -> NDArray[np.float64]:
+        """Return a model's output layer for inputs that were divided by `scale`, bias last.
+
+        Returns
+        -------
+        array of shape (num_classes, features + 1)
+            A single output is the difference of two rows, of which each has half.
+        """
+        weight = np.asarray(arrays[self.weight], dtype=np.float64) * np.asarray(scale)
+        bias = np.asarray(arrays[self.bias], dtype=np.float64) if self.bias else 0.0
+        rows = np.column_stack([weight, np.broadcast_to(bias, self.outputs)])
+        return np.concatenate([-rows / 2, rows / 2]) if self.outputs == 1 else rows
+
     def replace_in(self, arrays: Mapping[str, NDArray], point: ArrayLike) -> dict[str, NDArray]:
         """Return a model's arrays with the output layer replaced by a flat one.
 

@@ -33,6 +33,7 @@ from gems_flwr.intersect.aggregate import (
 )
 from gems_flwr.intersect.audit import audit_nodes
 from gems_flwr.intersect.cone_objective import ConeOptions
+from gems_flwr.intersect.refinement import RIDGE
 from gems_flwr.intersect.screen_spaces import screen_spaces
 from gems_flwr.keyword_hints import with_hints
 from gems_flwr.moments.class_sums import ClassSums
@@ -50,6 +51,10 @@ from gems_flwr.server.gems_options import (
 from gems_flwr.server.log import log_warning
 from gems_flwr.server.loop import RoundLoop
 from gems_flwr.server.public_tuning import check_tuning, first_samples
+from gems_flwr.server.refine_memory import RefineMemory, renamed_state
+from gems_flwr.server.refine_memory import others as without_refinement
+from gems_flwr.server.refining import TOLERANCE, RefineOptions, RefineRound
+from gems_flwr.server.refining import reason_to_stop as refined_enough
 from gems_flwr.server.screening import plausible, unchecked_details
 from gems_flwr.server.state import RoundOutcome, ServerState
 from gems_flwr.spaces.ball import with_new_ball
@@ -59,6 +64,7 @@ from gems_flwr.spaces.output_layer import OutputLayer, find_output_layer
 from gems_flwr.spaces.space_files import Space, SpaceFolder
 from gems_flwr.typing import Arrays, Metrics
 from gems_flwr.wire.asking import ask_for_score, ask_for_space, freeze_below
+from gems_flwr.wire.gradient_requests import GradientType
 from gems_flwr.wire.handler_metrics import unpack_told
 from gems_flwr.wire.keys import EVALUATE, TRAIN
 from gems_flwr.wire.space_replies import NodeSpace, unpack_score_reply, unpack_space_reply
@@ -114,6 +120,18 @@ class Gems(RoundLoop):
         model down to every node for each suspect, and again after each conviction.
     layer : str, optional
         Name of the linear output layer, where it is not the last matrix of the model.
+    refine : int, default 0
+        Further rounds, for cones, in which nodes send the gradient of their training loss and the
+        server steps towards the pooled optimum; see `gems_flwr.server.refining`. The loss falls
+        in each or the layer stays; `details` have ``loss``, ``gradient_norm`` and ``loss_bound``:
+        how much lower the pooled optimum can be, at most.
+    refine_ridge : float, default 1e-4
+        Weight of ``|W|^2``, and of the squared bias, in the loss that is refined, on scaled
+        features; above 0.
+    refine_tolerance : float, default 1e-4
+        Refinement ends when a step gains, or would gain, a smaller share of the loss; at least 0.
+    refine_dtype : {"int8", "float16", "float32"}
+        How nodes round their gradients.
     backbone : {"auto", "send", "local"}
         Who is sent the layers below the output layer. Nodes whose own `model` has them, as a
         digest tells, are not, unless they take less than a megabyte: those come along with the
@@ -154,6 +172,10 @@ class Gems(RoundLoop):
     robust: bool | None = None
     audit: bool = False
     layer: str | None = None
+    refine: int = 0
+    refine_ridge: float = RIDGE
+    refine_tolerance: float = TOLERANCE
+    refine_dtype: GradientType = "int8"
     backbone: BackboneMode = "auto"
 
     def __post_init__(self) -> None:
@@ -173,7 +195,7 @@ class Gems(RoundLoop):
         self._received: dict[str, NodeSpace] = {}
         self._first_round = 1
         self._unchecked: tuple[int, ...] | None = None
-        again = self.verify or self.audit or self.on_empty == "retrain"
+        again = self.verify or self.audit or self.on_empty == "retrain" or self.refine > 0
         self._backbones = BackboneSender(self.backbone, keep=again)
 
     @property
@@ -183,8 +205,8 @@ class Gems(RoundLoop):
 
     @property
     def rounds_needed(self) -> int:  # type: ignore[override]
-        """One, and as many more as retraining may take."""
-        return 1 + (self.retrains if self.on_empty == "retrain" else 0)
+        """One, and as many more as retraining or refining may take."""
+        return 1 + (self.retrains if self.on_empty == "retrain" else self.refine)
 
     def request(self, node: str = "") -> SpaceRequest:
         """Return what a node is asked for."""
@@ -213,6 +235,8 @@ class Gems(RoundLoop):
         """Collect the spaces, intersect them, and let the nodes verify the result."""
         layer = find_output_layer(state.arrays, self.layer)
         start = state.arrays
+        if self.refine and server_round > self._first_round:
+            return self._refined(server_round, state, grid, layer, train_config, evaluate_config)
         if server_round > self._first_round and self.initialise is not None:
             start = self.initialise(server_round)
         received, told = self._collect(server_round, grid, start, layer, train_config)
@@ -229,7 +253,7 @@ class Gems(RoundLoop):
         )
         arrays = layer.replace_in(start, found.point)
         last_round = self._first_round + self.rounds_needed - 1
-        done = found.intersection.feasible or server_round == last_round
+        done = server_round == last_round or (found.intersection.feasible and not self.refine)
         scores: dict[str, float] = {}
         if done and self.verify:
             model = SplitModel.of(arrays, layer.keys)
@@ -240,7 +264,49 @@ class Gems(RoundLoop):
             details |= unchecked_details(self._unchecked)
         # Only now: a round that fails leaves everything as it was.
         self._keep(received, afresh=server_round == self._first_round)
-        return RoundOutcome(arrays=arrays, train_metrics=told, details=details, memory=state.memory)
+        memory = {**state.memory, **self._to_refine(received, spaces)}
+        return RoundOutcome(arrays=arrays, train_metrics=told, details=details, memory=memory)
+
+    def _refined(
+        self,
+        server_round: int,
+        state: ServerState,
+        grid: Grid,
+        layer: OutputLayer,
+        train_config: ConfigRecord,
+        evaluate_config: ConfigRecord,
+    ) -> RoundOutcome:
+        """Step towards the optimum of the pooled loss."""
+        options = RefineOptions(
+            ridge=self.refine_ridge,
+            tolerance=self.refine_tolerance,
+            dtype=self.refine_dtype,
+            class_weight=self.class_weight,
+            robust=bool(self.robust),
+            public=self._public(),
+        )
+        memory = RefineMemory.of(state.memory)
+        this = RefineRound(self, self._backbones, options, memory, state.arrays, layer)
+        found = this.play(server_round, grid, train_config, state.details.get("refinement", []))
+        details, last = dict(found.details), self._first_round + self.rounds_needed - 1
+        if self.verify and (server_round == last or refined_enough(details)):
+            model = SplitModel.of(found.arrays, layer.keys)
+            details["node_scores"] = self._scores(
+                server_round, grid, model, evaluate_config, "verification"
+            )
+        kept = {**without_refinement(state.memory), **found.memory.to_arrays()}
+        return RoundOutcome(arrays=found.arrays, details=details, memory=kept)
+
+    def _to_refine(self, received: Mapping[str, NodeSpace], spaces: Spaces) -> dict[str, NDArray]:
+        """Return what rounds of refinement have to know of the first one."""
+        if not self.refine:
+            return {}
+        cones = {n: cone for n, cone in spaces.items() if isinstance(cone, ClassMomentCone)}
+        members = tuple(received) if self._space.is_summed else tuple(cones)
+        if self.robust:
+            # Who was found to lie about a class would have its gradient, too.
+            members = tuple(n for n in members if _is_whole(cones[n], received[n]))
+        return RefineMemory(cones, members).to_arrays()
 
     def _aggregate(self, spaces: Spaces) -> Aggregate:
         return aggregate_spaces(
@@ -295,7 +361,7 @@ class Gems(RoundLoop):
         if not self._space.is_summed:
             self._spaces.clear()
             self._spaces.save({n: without_curve(space) for n, space in self._received.items()})
-        return state
+        return renamed_state(state, names)
 
     def needs_names(self) -> bool:
         """An epsilon for each node cannot be sent before the nodes are known by name."""
@@ -305,6 +371,8 @@ class Gems(RoundLoop):
         """Stop as soon as the spaces meet."""
         if self.on_empty == "retrain" and state.details.get("status") == "feasible":
             return "the spaces meet"
+        if self.refine and (reason := refined_enough(state.details)):
+            return reason
         return super().reason_to_stop(state)
 
     def _collect(
@@ -420,3 +488,7 @@ class Gems(RoundLoop):
         if not self.tune or self.public is None:
             return None
         return Samples(*first_samples(self.public, self.tune))
+
+
+def _is_whole(cone: ClassMomentCone, received: NodeSpace) -> bool:
+    return isinstance(received, ClassMomentCone) and len(cone.labels) == len(received.labels)

@@ -46,6 +46,8 @@ from gems_flwr.runtime.seeding import derive_seed
 from gems_flwr.server.client_metrics import mean_reports
 from gems_flwr.server.gems_options import NEURON_OPTIONS, moved_options
 from gems_flwr.server.public_tuning import TunesOnPublicData
+from gems_flwr.server.refine_memory import renamed_state
+from gems_flwr.server.refining import reason_to_stop as refined_enough
 from gems_flwr.server.round_methods import EvaluateFn
 from gems_flwr.server.screening import UNCHECKED_NEURONS, joined, plausible
 from gems_flwr.server.state import RoundOutcome, ServerState
@@ -102,7 +104,8 @@ class LayerwiseGems(TunesOnPublicData):
         Space of the output layer. The words ``"ball"`` and ``"ellipsoid"`` stand for an epsilon
         of 0.7. A `Gems` says, too, what the server does with the spaces: its `epsilon`,
         `select`, `ridge` (by default 1e-5 on hidden layers), `class_weight`, `on_empty`,
-        `robust`, `audit` and `layer` count; everything else is as in this strategy.
+        `robust`, `audit`, `layer`, `refine` and its options count; everything else is as in
+        this strategy.
     verify : bool, default False
         Whether every node is asked how accurate the result is on its own held-out data.
     robust : bool, default False
@@ -155,6 +158,10 @@ class LayerwiseGems(TunesOnPublicData):
         self._output = _as_gems(self.head)
         if self._output.on_empty == "retrain":
             raise OptionError("head.on_empty must not be retrain: the layers below are done")
+        if self._output.refine and self.tune and self.tune_layers == "all":
+            raise OptionError(
+                "head.refine goes with tune_layers='last': tuning all layers undoes it"
+            )
         if self._output.tune:
             raise OptionError("head.tune must be 0: set tune of LayerwiseGems")
         self._hidden = 0
@@ -164,8 +171,8 @@ class LayerwiseGems(TunesOnPublicData):
 
     @property
     def rounds_needed(self) -> int:  # type: ignore[override]
-        """As many as the network has layers."""
-        return self._hidden + 1
+        """As many as the network has layers, and those that refine the last one."""
+        return self._hidden + 1 + self._output.refine
 
     def prepare(self, initial: Arrays, num_rounds: int) -> None:
         """Count the layers of the network."""
@@ -193,30 +200,41 @@ class LayerwiseGems(TunesOnPublicData):
         train_config: ConfigRecord,
         evaluate_config: ConfigRecord,
     ) -> RoundOutcome:
-        """Merge one hidden layer, or aggregate the output layer in the last round."""
+        """Merge one hidden layer, or aggregate or refine the output layer."""
         if server_round == 1 and self._tries_widths:
             self._leave_out_unfit(grid, train_config)
         if server_round <= self._hidden:
             return self._merge_layer(server_round, state, grid, train_config)
         head = self._head(state.arrays)
-        head.take_over(self, server_round)
+        head.take_over(self, self._hidden + 1)
         outcome = head.play_round(server_round, state, grid, train_config, evaluate_config)
         arrays = outcome.arrays
         if self.tune and self.tune_layers == "all":
             arrays = self.tuned(arrays)
         widths = [layer.width for layer in weight_layers(arrays)[:-1]]
-        tuned_on = self.tune or outcome.details["tuned_on"]
+        tuned_on = self.tune or outcome.details.get("tuned_on", 0)
         details = {**outcome.details, "hidden": widths, "tuned_on": tuned_on}
         details |= {
             key: joined(state.details.get(key, {}), outcome.details[key])
             for key in ("left_out", "adjusted")
+            if key in outcome.details
         }
         return RoundOutcome(
             arrays=arrays,
             train_metrics=outcome.train_metrics,
             details=details,
-            memory=state.memory,
+            memory=outcome.memory,
         )
+
+    def reason_to_stop(self, state: ServerState) -> str | None:
+        """Stop when refining the output layer further would not help."""
+        if self._output.refine and (reason := refined_enough(state.details)):
+            return reason
+        return super().reason_to_stop(state)
+
+    def rename_nodes(self, state: ServerState, names: Mapping[str, str]) -> ServerState:
+        """Let nodes keep the moments that are refined with under new names."""
+        return renamed_state(super().rename_nodes(state, names), names)
 
     # --- other widths ---------------------------------------------------------------------------
 
@@ -347,6 +365,10 @@ class LayerwiseGems(TunesOnPublicData):
             on_empty=head.on_empty,
             layer=head.layer,
             audit=head.audit,
+            refine=head.refine,
+            refine_ridge=head.refine_ridge,
+            refine_tolerance=head.refine_tolerance,
+            refine_dtype=head.refine_dtype,
             # The merged layers below it are new to everybody.
             backbone="send",
             verify=self.verify or head.verify,

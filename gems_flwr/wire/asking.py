@@ -8,6 +8,8 @@ request         what ``config`` has
 ==============  =================================================================
 a space         ``space-request``
 a score         ``verify``, and ``score-request`` if the score is to be noised
+a gradient      ``gradient-request``; an ArrayRecord ``refinement`` beside it
+losses          ``losses-request``, likewise
 neurons         ``neuron-request``, and ``frozen-layers``
 a trial         ``try-widths``: does the network run at other widths?
 statistics      ``statistics-request``

@@ -13,6 +13,7 @@ from gems_flwr.wire.asking import (
     wants_name,
     wants_score,
 )
+from gems_flwr.wire.gradient_requests import requested_gradient, requested_losses
 from gems_flwr.wire.keys import SHARE_EXAMPLES
 from gems_flwr.wire.requests import AveragingRequest, ModelsRequest
 
@@ -22,9 +23,9 @@ def purpose_of(message: Message) -> str:
 
     ``train`` and ``evaluate`` are what an ordinary handler does. Most of what this library asks
     for travels in train messages as well, and has words of its own: ``names``, ``space``,
-    ``score``, ``neurons``, ``statistics``; for local learners ``models`` (that nodes have) and
-    ``delivery`` (of an average); for several models ``holdings``, ``losses``, ``norms`` and
-    ``models``.
+    ``score``, ``gradient``, ``losses``, ``neurons``, ``statistics``; for local learners ``models``
+    (that nodes have) and ``delivery`` (of an average); for several models ``holdings``,
+    ``losses``, ``norms`` and ``models``.
 
     Examples
     --------
@@ -42,6 +43,8 @@ def purpose_of(message: Message) -> str:
     words = {
         "names": wants_name(content),
         "space": requested_space(content) is not None,
+        "gradient": requested_gradient(content) is not None,
+        "losses": requested_losses(content) is not None,
         "neurons": requested_neurons(content) is not None,
         "score": wants_score(content),
         "statistics": requested_statistics(content) is not None,

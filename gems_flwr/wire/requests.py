@@ -2,6 +2,7 @@
 
 - `gems_flwr.wire.space_requests`: the good-enough spaces of the output layer.
 - `ScoreRequest`: the score of a model.
+- `gems_flwr.wire.gradient_requests`: the gradient of a model's loss, and its losses nearby.
 - `Neurons`: the balls of hidden neurons (2019, Section 3.2, step 2); `NeuronRequest`: those of
   one layer.
 - `StatisticsRequest`: what a model is merged with others by.

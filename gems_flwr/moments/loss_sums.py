@@ -1,0 +1,161 @@
+"""The softmax loss of a linear layer on a node's samples: its sum, gradient and curvature.
+
+What `Gems(refine=…)` asks of nodes after the first round. With scaled inputs ``x``, to which a one
+is appended for the bias, a layer ``V`` of shape (C, D + 1) and ``p = softmax(V x)``::
+
+    loss       sum_i a_y(i) * -log p_y(i)
+    gradient   sum_i a_y(i) * (p - e_y(i)) x_i^T                        (C, D + 1)
+    curvature  sum over the samples of a class of a_y (diag p - p p^T)   (C, C) per class
+
+where ``a`` weighs classes. All of them are plain sums, so they do not depend on how samples are
+spread over nodes.
+
+Decided here: double precision, some samples at a time. The rounding of the sums is then far below
+that of the message (see `gems_flwr.wire.gradient_replies`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gems_flwr.samples import Samples
+from gems_flwr.typing import Float
+
+_CHUNK = 4096
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LossSums:
+    """Sums over a node's samples.
+
+    Parameters
+    ----------
+    count : int
+        How many samples.
+    weight : float
+        The sum of their classes' weights.
+    loss : float
+        Weighted sum of the losses.
+    gradient : array of shape (C, D + 1)
+        By scaled weights and, last, bias.
+    curvature : array of shape (C, C, C), or (1, C, C)
+        The weighted sum of ``diag p - p p^T`` for each true class, or for all of them.
+    fewest : float
+        How many samples stand behind the row of the gradient that the fewest do: the square of
+        the sum of a row's residuals over the sum of their squares.
+    """
+
+    count: int
+    weight: float
+    loss: float
+    gradient: Float
+    curvature: Float
+    fewest: float = np.inf
+
+
+def loss_sums(
+    samples: Samples, layer: Float, scale: Float, class_weights: Float, *, by_class: bool = True
+) -> LossSums:
+    """Return loss, gradient and curvature of a layer on some samples.
+
+    Parameters
+    ----------
+    samples : Samples
+        Inputs of the layer and their classes.
+    layer : array of shape (C, D + 1)
+        Weights of scaled inputs, and the bias in the last column.
+    scale : array of shape (D,)
+        What inputs are divided by.
+    class_weights : array of shape (C,)
+        How much a sample of each class counts.
+    by_class : bool
+        Whether each class has a curvature of its own.
+    """
+    classes, width = layer.shape
+    weights, each = torch.from_numpy(layer), torch.from_numpy(class_weights)
+    loss = torch.zeros((), dtype=torch.float64)
+    gradient = torch.zeros(classes, width, dtype=torch.float64)
+    curvature = torch.zeros(classes if by_class else 1, classes, classes, dtype=torch.float64)
+    first, second = torch.zeros(2, classes, dtype=torch.float64)
+    for inputs, labels in _chunks(samples, scale):
+        logs = torch.log_softmax(inputs @ weights.T, dim=1)
+        counted = each[labels]
+        loss -= counted @ logs.gather(1, labels[:, None])[:, 0]
+        chances = logs.exp()
+        residuals = chances.clone()
+        residuals[torch.arange(len(labels)), labels] -= 1
+        residuals *= counted[:, None]
+        gradient += residuals.T @ inputs
+        first += residuals.abs().sum(dim=0)
+        second += residuals.square().sum(dim=0)
+        for label in sorted(set(labels.tolist())):
+            own = chances[labels == label] * each[label].sqrt()
+            matrix = curvature[label if by_class else 0]
+            matrix -= own.T @ own
+            matrix.diagonal().add_(own.sum(dim=0) * each[label].sqrt())
+    told = second > 0
+    fewest = (first[told].square() / second[told]).min().item() if told.any() else np.inf
+    labels = samples.labels.long().cpu()
+    return LossSums(
+        count=len(samples),
+        weight=float(each[labels].sum()),
+        loss=float(loss),
+        gradient=gradient.numpy(),
+        curvature=curvature.numpy(),
+        fewest=float(fewest),
+    )
+
+
+def losses_along(
+    samples: Samples,
+    layer: Float,
+    directions: Float,
+    coefficients: Float,
+    scale: Float,
+    class_weights: Float,
+) -> NDArray[np.float64]:
+    """Return the weighted sums of the losses at several points.
+
+    Parameters
+    ----------
+    samples, layer, scale, class_weights
+        As in `loss_sums`.
+    directions : array of shape (K, C, D + 1)
+        Where to go from the layer.
+    coefficients : array of shape (M, K)
+        How far along each, for every point.
+
+    Returns
+    -------
+    array of shape (M,)
+        Many points cost little: scores are computed once for each direction.
+    """
+    classes, _ = layer.shape
+    stacked = torch.from_numpy(np.concatenate([layer[None], directions]))
+    flat = stacked.reshape(-1, stacked.shape[2])
+    points, weights = torch.from_numpy(coefficients), torch.from_numpy(class_weights)
+    losses = torch.zeros(len(coefficients), dtype=torch.float64)
+    for inputs, labels in _chunks(samples, scale):
+        scores = (inputs @ flat.T).reshape(len(labels), -1, classes)
+        counted = weights[labels]
+        for number, point in enumerate(points):
+            logits = scores[:, 0] + torch.einsum("k,nkc->nc", point, scores[:, 1:])
+            own = logits.gather(1, labels[:, None])[:, 0]
+            losses[number] += counted @ (torch.logsumexp(logits, dim=1) - own)
+    return losses.numpy()
+
+
+def _chunks(samples: Samples, scale: Float) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield scaled inputs with a one appended, and classes, in double precision."""
+    divisor = torch.from_numpy(np.asarray(scale, dtype=np.float64))
+    for start in range(0, len(samples), _CHUNK):
+        rows = slice(start, start + _CHUNK)
+        inputs = samples.inputs[rows].detach().cpu().double() / divisor
+        ones = torch.ones(len(inputs), 1, dtype=torch.float64)
+        yield torch.cat([inputs, ones], dim=1), samples.labels[rows].cpu().long()

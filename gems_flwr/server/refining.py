@@ -1,0 +1,385 @@
+"""Rounds of refinement: gradients of the true loss in, a safe step out.
+
+A round has two exchanges. In the first, nodes send loss, gradient and curvature of the current
+layer, as sums over their training data; in the second they are sent the step and answer with their
+losses at some points along it. The mathematics is in `gems_flwr.intersect.refinement`.
+
+Decided here: a round is about the nodes that answer it. Losses are compared over the same nodes,
+and where the nodes change, pairs and bounds of other nodes do not count. If too few answer, the
+layer stays as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from gems_flwr.intersect.cone_objective import ClassWeight
+from gems_flwr.intersect.loss_bound import loss_bound
+from gems_flwr.intersect.loss_curvature import LossCurvature
+from gems_flwr.intersect.pooled_moments import pool_moments
+from gems_flwr.intersect.refinement import (
+    RIDGE,
+    Evaluation,
+    Proposal,
+    candidates,
+    choose,
+    damping_after,
+    points_at,
+    propose,
+    squared_length,
+)
+from gems_flwr.intersect.screen_gradients import input_length, screen_gradients, screen_losses
+from gems_flwr.intersect.tuning import public_weight
+from gems_flwr.moments.loss_sums import loss_sums, losses_along
+from gems_flwr.networks.backbone import SplitModel
+from gems_flwr.samples import Samples
+from gems_flwr.server.backbone_sending import BackboneSender
+from gems_flwr.server.exchange import Answer
+from gems_flwr.server.log import log_event, log_warning
+from gems_flwr.server.loop import RoundLoop
+from gems_flwr.server.refine_memory import RefineMemory
+from gems_flwr.spaces.cone import ClassMomentCone
+from gems_flwr.spaces.output_layer import OutputLayer, flatten_linear
+from gems_flwr.typing import Arrays, Float
+from gems_flwr.wire.gradient_replies import (
+    GradientReply,
+    unpack_gradient_reply,
+    unpack_losses_reply,
+)
+from gems_flwr.wire.gradient_requests import (
+    GradientRequest,
+    GradientType,
+    LossesRequest,
+    ask_for_gradient,
+    ask_for_losses,
+)
+from gems_flwr.wire.keys import TRAIN
+
+TOLERANCE = 1e-4
+# With more classes the curvature of each would take more bytes than the gradient.
+_BY_CLASS = 15
+
+
+@dataclasses.dataclass(frozen=True)
+class RefineOptions:
+    """How a layer is refined; see `gems_flwr.Gems`."""
+
+    ridge: float = RIDGE
+    tolerance: float = TOLERANCE
+    dtype: GradientType = "int8"
+    class_weight: ClassWeight = "counts"
+    robust: bool = False
+    public: Samples | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Refined:
+    """What a round of refinement came to."""
+
+    arrays: Arrays
+    memory: RefineMemory
+    details: Mapping[str, Any]
+
+
+class RefineRound:
+    """One round of refinement under way.
+
+    Parameters
+    ----------
+    strategy : RoundLoop
+        Whose round it is.
+    backbones : BackboneSender
+        Sends models.
+    options : RefineOptions
+        How.
+    memory : RefineMemory
+        What earlier rounds have left.
+    arrays : mapping from str to ndarray
+        The model so far.
+    layer : OutputLayer
+        Which of its arrays are refined.
+    """
+
+    def __init__(
+        self,
+        strategy: RoundLoop,
+        backbones: BackboneSender,
+        options: RefineOptions,
+        memory: RefineMemory,
+        arrays: Arrays,
+        layer: OutputLayer,
+    ) -> None:
+        self.strategy, self.backbones, self.options = strategy, backbones, options
+        self.memory, self.arrays, self.layer = memory, arrays, layer
+        self.moments = pool_moments(list(memory.cones.values()))
+        # As the nodes get it.
+        self.scale = self.moments.feature_scale.astype(np.float32).astype(np.float64)
+        self.point = layer.scaled_in(arrays, self.scale)
+        self.weights = class_weights(memory.cones, layer.num_classes, options.class_weight)
+        self.model = SplitModel.of(arrays, layer.keys)
+        # By node, what its sums are multiplied by.
+        self.factors: dict[str, float] = {}
+
+    def play(
+        self, server_round: int, grid: Grid, config: ConfigRecord, told: Sequence[Mapping[str, Any]]
+    ) -> Refined:
+        """Play the round; `told` is what earlier ones have said of themselves."""
+        self.place = (server_round, config)
+        nodes = self.strategy.choose_nodes(server_round, grid, 1.0, TRAIN)
+        replies = self._gradients([node for node in nodes if self._takes_part(node)])
+        note: dict[str, Any] = {"round": server_round, "nodes": len(replies), "taken": False}
+        if len(replies) < self.strategy.min_nodes:
+            return self._stays(note, told, f"too few nodes sent gradients ({len(replies)})")
+        seen, softmax = self._pooled(replies)
+        history = (*self.memory.history, seen)
+        memory = dataclasses.replace(self.memory, history=history)
+        curvature = LossCurvature.of(
+            self.moments, self.scale, softmax, self.options.ridge, self.weights
+        )
+        proposal = propose(history, curvature, self.options.ridge, memory.damping)
+        loss = seen.full_loss(self.options.ridge)
+        note |= {
+            "gradient_norm": float(np.linalg.norm(seen.full_gradient(self.options.ridge))),
+            "gradient_error": seen.error_length,
+            "expected_gain": proposal.gain,
+            **self._reached(self.point, seen.loss, seen.nodes, history),
+        }
+        if proposal.gain < self.options.tolerance * loss:
+            reason = f"a step would gain {proposal.gain:.2g} of a loss of {loss:.4g}"
+            return self._ends(note, told, memory, reason)
+        return self._stepped(note, told, memory, proposal, replies)
+
+    def _stepped(
+        self,
+        note: dict[str, Any],
+        told: Sequence[Mapping[str, Any]],
+        memory: RefineMemory,
+        proposal: Proposal,
+        replies: Mapping[str, GradientReply],
+    ) -> Refined:
+        """Ask for losses along the step, and take the best if it is better."""
+        # As the nodes get it.
+        direction = proposal.direction.astype(np.float32).astype(np.float64)
+        tried = candidates()
+        answers = self._losses(replies, direction, tried)
+        if len(answers) < self.strategy.min_nodes:
+            return self._stays(note, told, f"too few nodes told losses ({len(answers)})", memory)
+        weight = sum(replies[node].weight for node in answers)
+        data = sum(answers.values(), np.zeros(len(tried))) / weight + self._public_losses(
+            direction, tried
+        )
+        layers = points_at(self.point, direction, tried)
+        ridge = self.options.ridge
+        losses = [d + ridge * squared_length(v) for d, v in zip(data, layers, strict=True)]
+        best = choose(losses)
+        memory = dataclasses.replace(memory, damping=damping_after(memory.damping, best))
+        if not best:
+            return self._stays(note, told, "no step lowers the loss", memory)
+        arrays = self.layer.replace_in(self.arrays, self._flat(layers[best]))
+        reached = self.layer.scaled_in(arrays, self.scale)
+        # The model may be in single precision; what that costs is part of the bound.
+        moved = float(np.linalg.norm(reached - layers[best]))
+        slack = math.sqrt(2) * input_length(self.moments, self.scale) * moved
+        nodes = tuple(answers)
+        note |= {
+            "taken": True,
+            "multiple": 1 + float(tried[best, 0]),
+            "step": float(tried[best, 1]),
+        }
+        note |= self._reached(reached, float(data[best]), nodes, memory.history, slack)
+        note["gain"] = float(losses[0] - losses[best])
+        if note["gain"] < self.options.tolerance * losses[0]:
+            reason = f"the last step gained {note['gain']:.2g} of a loss of {losses[0]:.4g}"
+            return self._ends(note, told, memory, reason, arrays)
+        return Refined(arrays, memory, _details(note, told))
+
+    # --- exchanges ------------------------------------------------------------------------------
+
+    def _gradients(self, nodes: Sequence[int]) -> dict[str, GradientReply]:
+        """Return the sums of the nodes that take part, as they count, by name."""
+        request = GradientRequest(
+            class_weights=self._told_weights(),
+            dtype=self.options.dtype,
+            by_class=self.layer.num_classes <= _BY_CLASS,
+        )
+        unpack = partial(unpack_gradient_reply, request=request, shape=self.point.shape)
+        ask = partial(ask_for_gradient, request=request, scale=self.scale)
+        answers = self._asked(nodes, ask, unpack, "gradient")
+        if self.options.robust:
+            cones = {answer.node: self.memory.cones[answer.node] for answer in answers}
+            lies = screen_gradients(
+                {answer.node: answer.value for answer in answers}, cones, self.scale, self.weights
+            )
+            answers = self.strategy.leave_out(answers, lies)
+        return {answer.node: self._counted(answer.node, answer.value) for answer in answers}
+
+    def _losses(
+        self, replies: Mapping[str, GradientReply], direction: Float, tried: Float
+    ) -> dict[str, Float]:
+        """Return what those who sent gradients say of the points, as they count."""
+        nodes = [i for i in self.strategy.answered_ids if self.strategy.name_of(i) in replies]
+        request = LossesRequest(class_weights=self._told_weights())
+        ask = partial(
+            ask_for_losses, request=request, scale=self.scale, direction=direction, points=tried
+        )
+        answers = self._asked(nodes, ask, partial(unpack_losses_reply, points=len(tried)), "losses")
+        counted = {a.node: a.value * self.factors[a.node] for a in answers if a.node in replies}
+        if self.options.robust:
+            layers = points_at(self.point, direction, tried)
+            lies = screen_losses(counted, self.memory.cones, layers, self.scale, self.weights)
+            answers = self.strategy.leave_out(answers, lies)
+        return {answer.node: counted[answer.node] for answer in answers if answer.node in counted}
+
+    def _asked(
+        self,
+        nodes: Sequence[int],
+        ask: Callable[[RecordDict], None],
+        unpack: Callable[[RecordDict], Any],
+        step: str,
+    ) -> list[Answer[Any]]:
+        server_round, config = self.place
+
+        def checked(content: RecordDict) -> Any:
+            self.backbones.refuse_lacking(content, self.layer.weight)
+            return unpack(content)
+
+        def put(message: Message) -> None:
+            ask(message.content)
+
+        if not nodes:
+            return []
+        replies = self.backbones.collect(
+            self.strategy, server_round, nodes, self.model, config, put, step
+        )
+        answers = self.strategy.accept(replies, checked)
+        reason = "it has sent no space that counts"
+        strangers = {a.node: reason for a in answers if not self._knows(a.node)}
+        return self.strategy.leave_out(answers, strangers)
+
+    # --- sums -----------------------------------------------------------------------------------
+
+    def _counted(self, node: str, reply: GradientReply) -> GradientReply:
+        """Let a node count for no more samples than its moments do."""
+        cone = self.memory.cones.get(node)
+        most = self.strategy.max_examples if cone is None else float(cone.total_count)
+        factor = 1.0 if most is None else min(1.0, most / reply.count)
+        self.factors[node] = factor
+        return reply if factor == 1 else reply.times(factor)
+
+    def _pooled(self, replies: Mapping[str, GradientReply]) -> tuple[Evaluation, Float]:
+        """Return the evaluation of the pooled loss, and its curvature by class."""
+        parts = list(replies.values())
+        weight = max(sum(part.weight for part in parts), np.finfo(np.float64).tiny)
+        loss = sum(part.loss for part in parts) / weight
+        gradient = sum((p.gradient for p in parts), np.zeros_like(self.point)) / weight
+        softmax = sum((p.curvature for p in parts), np.zeros_like(parts[0].curvature)) / weight
+        errors = sum((part.errors for part in parts), np.zeros(len(self.point))) / weight
+        if (public := self.options.public) is not None:
+            own = loss_sums(public, self.point, self.scale, self._ones, by_class=len(softmax) > 1)
+            factor = public_weight(len(public)) / len(public)
+            loss, gradient = loss + factor * own.loss, gradient + factor * own.gradient
+            softmax = softmax + factor * own.curvature
+        return Evaluation(self.point, loss, gradient, errors, tuple(replies)), softmax
+
+    def _public_losses(self, direction: Float, tried: Float) -> Float:
+        public = self.options.public
+        if public is None:
+            return np.zeros(len(tried))
+        directions = np.stack([self.point, direction])
+        sums = losses_along(public, self.point, directions, tried, self.scale, self._ones)
+        return np.asarray(sums * public_weight(len(public)) / len(public))
+
+    @property
+    def _ones(self) -> Float:
+        return np.ones(self.layer.num_classes)
+
+    # --- what is told ---------------------------------------------------------------------------
+
+    def _reached(
+        self,
+        layer: Float,
+        loss: float,
+        nodes: tuple[str, ...],
+        history: Sequence[Evaluation],
+        slack: float = 0.0,
+    ) -> dict[str, Any]:
+        """Return the loss of a layer, and how much lower any can be."""
+        ridge = self.options.ridge
+        same = [seen for seen in history if seen.nodes == nodes]
+        return {
+            "data_loss": loss,
+            "loss": loss + ridge * squared_length(layer),
+            "loss_bound": loss_bound(layer, loss, same, ridge, slack),
+        }
+
+    def _stays(
+        self,
+        note: dict[str, Any],
+        told: Sequence[Mapping[str, Any]],
+        reason: str,
+        memory: RefineMemory | None = None,
+    ) -> Refined:
+        """Keep the layer, and go on with the next round."""
+        log_warning("no_step", round=self.place[0], reason=reason)
+        details = _details({**note, "reason": reason}, told)
+        return Refined(self.arrays, memory or self.memory, details)
+
+    def _ends(
+        self,
+        note: dict[str, Any],
+        told: Sequence[Mapping[str, Any]],
+        memory: RefineMemory,
+        reason: str,
+        arrays: Arrays | None = None,
+    ) -> Refined:
+        """Play no more rounds."""
+        log_event("refined", round=self.place[0], reason=reason)
+        details = _details({**note, "reason": reason, "converged": True}, told)
+        return Refined(self.arrays if arrays is None else arrays, memory, details)
+
+    def _takes_part(self, node: int) -> bool:
+        name = self.strategy.name_of(node)
+        # In a resumed run some nodes tell their names with the first reply.
+        return self._knows(name) or name == f"#{node}"
+
+    def _knows(self, name: str) -> bool:
+        return name in self.memory.members
+
+    def _told_weights(self) -> tuple[float, ...]:
+        return () if self.options.class_weight == "counts" else tuple(self.weights.tolist())
+
+    def _flat(self, layer: Float) -> Float:
+        return flatten_linear(layer[:, :-1] / self.scale, layer[:, -1])
+
+
+def class_weights(
+    cones: Mapping[str, ClassMomentCone], classes: int, class_weight: ClassWeight
+) -> Float:
+    """Return how much a sample of each class counts; of one that nobody sent, nothing."""
+    if class_weight == "counts":
+        return np.ones(classes)
+    totals = np.zeros(classes)
+    for cone in cones.values():
+        np.add.at(totals, cone.labels, cone.counts)
+    there = totals > 0
+    return np.where(there, totals.sum() / (there.sum() * np.where(there, totals, 1)), 0.0)
+
+
+def reason_to_stop(details: Mapping[str, Any]) -> str | None:
+    """Return why further rounds of refinement would not help, or None."""
+    rounds = details.get("refinement") or [{}]
+    return str(rounds[-1]["reason"]) if rounds[-1].get("converged") else None
+
+
+def _details(note: Mapping[str, Any], told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    latest = ("loss", "data_loss", "gradient_norm", "loss_bound")
+    found = {key: note[key] for key in latest if key in note}
+    return {**found, "refinement": [*told, dict(note)]}
