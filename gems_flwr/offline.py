@@ -207,6 +207,10 @@ def describe(space: Space) -> list[tuple[str, str]]:
         rows += [
             ("moments", f"{form}, {len(space.labels)} entries of {space.num_features} features"),
             ("samples per class", ", ".join(f"{c}: {n}" for c, n in counts.items())),
+            (
+                "means alone",
+                ", ".join(map(str, sorted(set(space.labels[space.lacking].tolist())))) or "none",
+            ),
             ("withheld classes", ", ".join(map(str, space.withheld)) or "none"),
             (
                 "differential privacy",

@@ -192,12 +192,14 @@ def wrong_components(cones: Sequence[ClassMomentCone]) -> list[NDArray[np.bool_]
             continue
         held = [summaries[index][label] for index in holders]
         middle = median_mean([cones[index] for index in holders], label)
-        variance = float(np.median([trace for _, trace in held]))
+        # Of a class that was sent as a mean alone nothing is known of its spread.
+        traces = [trace for _, trace in held if np.isfinite(trace)]
+        variance = float(np.median(traces)) if traces else float("inf")
         for index, (count, trace) in zip(holders, held, strict=True):
             # A mean over few samples is off by chance; so it weighs little, too.
             allowed = (OFF + 3 / np.sqrt(count)) * np.sqrt(variance)
             off = float(np.linalg.norm(class_mean(cones[index], label) - middle)) > allowed
-            other = not variance / SPREAD <= trace <= SPREAD * variance
+            other = np.isfinite(trace) and not variance / SPREAD <= trace <= SPREAD * variance
             if off or (other and count >= FEW):
                 wrong[index] |= cones[index].labels == label
     return wrong
@@ -233,5 +235,6 @@ def class_summaries(cone: ClassMomentCone) -> dict[int, tuple[float, float]]:
         shares = cone.counts[mine] / cone.counts[mine].sum()
         between = ((means[mine] - class_mean(cone, label)) ** 2).sum(axis=1)
         trace = float(shares @ (traces[mine] + between))
+        trace = float("nan") if cone.lacking[mine].any() else trace
         summaries[label] = (float(cone.counts[mine].sum()), trace)
     return summaries

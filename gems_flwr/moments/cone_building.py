@@ -2,25 +2,43 @@
 
 See `gems_flwr.spaces.cone` for what the cone is. Decided here: moments come from the
 *training* inputs (the papers build spaces on validation data because a trained model is
-good on its training data by construction; moments do not depend on any trained model).
+good on its training data by construction; moments do not depend on any trained model). Classes too
+small for a covariance go as count and mean; see `gems_flwr.moments.small_means`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gems_flwr.errors import SpaceError
-from gems_flwr.moments.automatic_rank import as_counts_allow, feature_units, smallest_count
+from gems_flwr.moments.automatic_rank import (
+    PUSHES,
+    allowed_rank,
+    as_counts_allow,
+    coarseness,
+    feature_units,
+    smallest_count,
+)
 from gems_flwr.moments.class_clusters import cluster_classes
 from gems_flwr.moments.class_sums import ClassSums, in_chunks, sum_classes
 from gems_flwr.moments.low_rank import compress
 from gems_flwr.moments.private_release import PrivateRelease, private_sums
-from gems_flwr.spaces.cone import ClassMomentCone
-from gems_flwr.spaces.covariance import FullCovariance
-from gems_flwr.typing import Rank
+from gems_flwr.moments.small_means import MeanRule, small_means
+from gems_flwr.spaces.cone import ClassMomentCone, mean_values
+from gems_flwr.spaces.covariance import (
+    FullCovariance,
+    LowRankCovariance,
+    QuantizedArray,
+    Values,
+    quantize,
+)
+from gems_flwr.typing import Float, Rank
 
 # Of classes whose form does not follow from their counts.
 MIN_COUNT = 32
@@ -31,17 +49,24 @@ def cone_from_sums(
     *,
     min_count: int = MIN_COUNT,
     epsilon: float = 0.5,
+    mean_rule: MeanRule | None = None,
+    better_as_mean: int = 0,
 ) -> ClassMomentCone:
-    """Return the cone of class sums with full moments, small classes withheld.
+    """Return the cone of class sums with full moments.
 
     Parameters
     ----------
     sums : ClassSums
         Of one node, or added over several.
     min_count : int
-        Components with fewer samples are withheld.
+        Fewest samples of a component for a covariance.
     epsilon : float
         As in `ClassMomentCone`.
+    mean_rule : MeanRule, optional
+        How smaller components are sent as means alone; withheld if left out.
+    better_as_mean : int
+        Components with fewer samples go as means alone even if `min_count` allows a covariance,
+        where the rule shows such means and the node has larger components.
 
     Raises
     ------
@@ -50,25 +75,39 @@ def cone_from_sums(
     """
     counts = np.rint(sums.counts).astype(np.int64)
     keep = counts >= max(1, min_count)
-    if not keep.any():
+    if mean_rule is not None and (counts >= max(min_count, better_as_mean)).any():
+        keep &= (counts >= better_as_mean) | (counts < mean_rule.least)
+    shown, small = np.zeros_like(keep), np.zeros((0, sums.sums.shape[1]))
+    if mean_rule is not None and not keep.all():
+        shown, small = small_means(sums, ~keep, mean_rule)
+    if not (keep | shown).any():
         expected = (
             f"a class with at least {min_count} samples (fewer would show too much of each one: "
             "bring more data, or ask with noise, Cone(dp_epsilon=…))"
         )
         raise SpaceError("counts", expected, f"at most {int(counts.max(initial=0))}")
     means, covariances = sums.moments()
-    gone = sorted(set(sums.labels[~keep].tolist()))
+    means[shown] = small
+    covariances[shown] = 0.0
+    sent = keep | shown
+    gone = sorted(set(sums.labels[~sent].tolist()))
+    covariance: FullCovariance | LowRankCovariance
+    if keep.any():
+        covariance = FullCovariance(covariances[sent].astype(np.float32))
+    else:
+        covariance = LowRankCovariance.zeros(int(sent.sum()), means.shape[1])
     return ClassMomentCone(
         num_classes=sums.num_classes,
-        labels=sums.labels[keep],
-        counts=counts[keep],
-        means=means[keep].astype(np.float32),
-        covariance=FullCovariance(covariances[keep].astype(np.float32)),
+        labels=sums.labels[sent],
+        counts=counts[sent],
+        means=means[sent].astype(np.float32),
+        covariance=covariance,
         epsilon=epsilon,
         total_count=int(np.maximum(counts, 0).sum()),
         withheld=tuple(gone),
-        withheld_count=int(np.maximum(counts[~keep], 0).sum()),
+        withheld_count=int(np.maximum(counts[~sent], 0).sum()),
         privacy=sums.privacy,
+        means_only=shown[sent],
     )
 
 
@@ -86,6 +125,7 @@ def build_cone(
     seed: int = 0,
     noise_seed: int | None = None,
     largest_rank: int | None = None,
+    mean_rule: MeanRule | None = None,
 ) -> ClassMomentCone:
     """Return the class-moment cone of a node's data.
 
@@ -106,7 +146,8 @@ def build_cone(
     clusters : int
         Components per class at most.
     min_count : int, optional
-        Least samples of a component, from 1; see `least_count` for what holds by default.
+        Fewest samples of a component for a covariance, from 1; see `least_count` for what holds by
+        default. Smaller classes go as count and mean.
     epsilon : float
         As in `ClassMomentCone`.
     private : PrivateRelease, optional
@@ -118,6 +159,9 @@ def build_cone(
         noise comes from the operating system's cryptographic generator.
     largest_rank : int, optional
         Most columns that ``"auto"`` comes to, at least 1.
+    mean_rule : MeanRule, optional
+        How much of the means of classes that are too small for a covariance is sent; with
+        ``"auto"`` never all of it. Under differential privacy small classes are withheld.
 
     Raises
     ------
@@ -142,12 +186,71 @@ def build_cone(
         if clusters > 1:
             groups = cluster_classes(inputs, labels.long(), clusters, least, seed)
         sums = sum_classes(in_chunks(inputs, labels), num_classes, groups)
-    cone = cone_from_sums(sums, min_count=least, epsilon=epsilon)
-    if isinstance(rank, int):
-        return compress(cone, rank, int8)
+    rule, better_as_mean = mean_rule or MeanRule(), 0
+    if rank == "auto":
+        rule = dataclasses.replace(rule, exact=False)
+        better_as_mean = _rounded_away_below(inputs.shape[1])
+    cone = cone_from_sums(
+        sums,
+        min_count=least,
+        epsilon=epsilon,
+        mean_rule=None if private is not None else rule,
+        better_as_mean=better_as_mean,
+    )
     if rank == "full" or private is not None:
         return cone
-    return as_counts_allow(cone, feature_units(inputs), int8, largest_rank)
+
+    def compressed(larger: ClassMomentCone) -> ClassMomentCone:
+        if isinstance(rank, int):
+            return compress(larger, rank, int8)
+        return as_counts_allow(larger, feature_units(inputs), int8, largest_rank)
+
+    return _but_for_means(cone, compressed, int8)
+
+
+def _rounded_away_below(features: int) -> int:
+    """Return the count below which the automatic rule rounds by more than a typical deviation.
+
+    There it shows no direction of the covariance, and a mean of few exact numbers tells more.
+    """
+    count = smallest_count(features)
+    while (
+        allowed_rank(count, features) == 0
+        and PUSHES * coarseness(count, features, 0) * math.sqrt(features) > count
+    ):
+        count += 1
+    return count
+
+
+def _but_for_means(
+    cone: ClassMomentCone, compressed: Callable[[ClassMomentCone], ClassMomentCone], int8: bool
+) -> ClassMomentCone:
+    """Return a cone whose covariances are compressed, components without one left as they are."""
+    lacking = cone.lacking
+    if not lacking.any():
+        return compressed(cone)
+    means = mean_values(cone)
+    if lacking.all():
+        stored = quantize(means, axis=1) if int8 else cone.means
+        return dataclasses.replace(cone, means=stored)
+    larger = cone.without_components(lacking)
+    assert larger is not None
+    larger = compressed(larger)
+    both = _joined(larger.means, means[lacking], lacking)
+    return dataclasses.replace(cone, means=both, covariance=larger.covariance.spread_out(~lacking))
+
+
+def _joined(larger: Values, small: Float, places: NDArray[np.bool_]) -> Values:
+    """Return the means of all components, the small ones' at their places, stored alike."""
+    if isinstance(larger, QuantizedArray):
+        codes, own = np.zeros((len(places), small.shape[1]), np.int8), quantize(small, axis=1)
+        scales = np.zeros((len(places), 1), np.float32)
+        codes[~places], codes[places] = larger.codes, own.codes
+        scales[~places], scales[places] = larger.scales, own.scales
+        return QuantizedArray(codes, scales)
+    joined = np.zeros((len(places), small.shape[1]), np.float32)
+    joined[~places], joined[places] = larger, small
+    return joined
 
 
 def least_count(

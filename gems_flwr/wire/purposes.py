@@ -13,6 +13,7 @@ from gems_flwr.wire.asking import (
     wants_name,
     wants_score,
 )
+from gems_flwr.wire.choice_messages import requested_choice
 from gems_flwr.wire.keys import SHARE_EXAMPLES
 from gems_flwr.wire.requests import AveragingRequest, ModelsRequest
 
@@ -22,9 +23,9 @@ def purpose_of(message: Message) -> str:
 
     ``train`` and ``evaluate`` are what an ordinary handler does. Most of what this library asks
     for travels in train messages as well, and has words of its own: ``names``, ``space``,
-    ``score``, ``neurons``, ``statistics``; for local learners ``models`` (that nodes have) and
-    ``delivery`` (of an average); for several models ``holdings``, ``losses``, ``norms`` and
-    ``models``.
+    ``score``, ``choice``, ``neurons``, ``statistics``; for local learners ``models`` (that nodes
+    have) and ``delivery`` (of an average); for several models ``holdings``, ``losses``, ``norms``
+    and ``models``.
 
     Examples
     --------
@@ -44,6 +45,7 @@ def purpose_of(message: Message) -> str:
         "space": requested_space(content) is not None,
         "neurons": requested_neurons(content) is not None,
         "score": wants_score(content),
+        "choice": requested_choice(content) is not None,
         "statistics": requested_statistics(content) is not None,
         "examples": kind == SHARE_EXAMPLES,
     }

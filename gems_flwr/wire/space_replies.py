@@ -36,7 +36,7 @@ from gems_flwr.wire.keys import (
 )
 from gems_flwr.wire.model_replies import pack_name
 from gems_flwr.wire.records import checked_array, read_json
-from gems_flwr.wire.space_requests import Cone, SpaceRequest
+from gems_flwr.wire.space_requests import Cone, Means, SpaceRequest
 
 NodeSpace = Space | CurvedSpace | ClassSums
 
@@ -105,8 +105,8 @@ def unpack_score_reply(content: RecordDict) -> float:
 
 
 def _check_fit(space: Space, request: SpaceRequest, layer: OutputLayer) -> None:
-    if space.kind != request.kind:
-        raise SpaceError("kind", request.kind, space.kind)
+    if space.kind != request.space_kind:
+        raise SpaceError("kind", request.space_kind, space.kind)
     wanted: tuple[int, ...]
     got: tuple[int, ...]
     if isinstance(space, ClassMomentCone):
@@ -114,6 +114,8 @@ def _check_fit(space: Space, request: SpaceRequest, layer: OutputLayer) -> None:
         got = (space.num_classes, space.num_features)
         if isinstance(request, Cone):
             _check_moments(space, request)
+        if isinstance(request, Means):
+            _check_means(space, request)
     else:
         wanted, got = (layer.dimension,), (space.dimension,)
     if wanted != got:
@@ -126,7 +128,8 @@ def _check_moments(cone: ClassMomentCone, request: Cone) -> None:
         raise SpaceError("total_count", f"at most {MAX_EXAMPLES:g}", cone.total_count)
     forms = {"auto": (FullCovariance.form, LowRankCovariance.form), "full": (FullCovariance.form,)}
     allowed = forms.get(str(request.rank), (LowRankCovariance.form,))
-    if cone.covariance.form not in allowed:
+    # Means alone have no form.
+    if cone.covariance.form not in allowed and not cone.lacking.all():
         raise SpaceError("form", " or ".join(allowed), cone.covariance.form)
     if isinstance(cone.covariance, LowRankCovariance) and isinstance(request.rank, int):
         rank = max(cone.covariance.rank(entry) for entry in range(len(cone.labels)))
@@ -135,6 +138,17 @@ def _check_moments(cone: ClassMomentCone, request: Cone) -> None:
     entries = np.bincount(cone.labels, minlength=cone.num_classes)
     if entries.max() > request.clusters:
         raise SpaceError("labels", f"at most {request.clusters} entries of a class", entries.max())
+
+
+def _check_means(cone: ClassMomentCone, request: Means) -> None:
+    """Refuse covariances that were not asked for, and more groups of a class than were."""
+    if cone.total_count > MAX_EXAMPLES:
+        raise SpaceError("total_count", f"at most {MAX_EXAMPLES:g}", cone.total_count)
+    if not cone.lacking.all():
+        raise SpaceError("form", "means", cone.covariance.form)
+    entries = np.bincount(cone.labels, minlength=cone.num_classes)
+    if entries.max() > request.groups:
+        raise SpaceError("labels", f"at most {request.groups} entries of a class", entries.max())
 
 
 def _pack_sums(sums: ClassSums) -> ArrayRecord:
