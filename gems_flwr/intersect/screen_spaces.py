@@ -39,6 +39,7 @@ from gems_flwr.spaces.ball import BallSpace
 from gems_flwr.spaces.cone import ClassMomentCone, mean_values
 from gems_flwr.spaces.covariance import FullCovariance, LowRankCovariance, dense
 from gems_flwr.spaces.ellipsoid import EllipsoidSpace
+from gems_flwr.spaces.partial_covariance import PartialCovariance
 from gems_flwr.typing import Float
 
 FAR = 3.0
@@ -172,6 +173,10 @@ def input_scale(cone: ClassMomentCone) -> float:
 def component_traces(cone: ClassMomentCone) -> Float:
     """Return the total variance of every component."""
     covariance = cone.covariance
+    if isinstance(covariance, PartialCovariance):
+        traces, larger = np.zeros(len(cone.labels)), cone.without_components(cone.lacking)
+        traces[~cone.lacking] = [] if larger is None else component_traces(larger)
+        return traces
     if isinstance(covariance, FullCovariance):
         return np.asarray(np.trace(covariance.matrices, axis1=1, axis2=2, dtype=np.float64))
     assert isinstance(covariance, LowRankCovariance)

@@ -38,6 +38,7 @@ from gems_flwr.spaces.covariance import (
     Values,
     quantize,
 )
+from gems_flwr.spaces.partial_covariance import Covariance, PartialCovariance
 from gems_flwr.typing import Float, Rank
 
 # Of classes whose form does not follow from their counts.
@@ -88,26 +89,21 @@ def cone_from_sums(
         raise SpaceError("counts", expected, f"at most {int(counts.max(initial=0))}")
     means, covariances = sums.moments()
     means[shown] = small
-    covariances[shown] = 0.0
     sent = keep | shown
     gone = sorted(set(sums.labels[~sent].tolist()))
-    covariance: FullCovariance | LowRankCovariance
-    if keep.any():
-        covariance = FullCovariance(covariances[sent].astype(np.float32))
-    else:
-        covariance = LowRankCovariance.zeros(int(sent.sum()), means.shape[1])
+    own = FullCovariance(covariances[keep].astype(np.float32)) if keep.any() else None
+    lacking = shown[sent]
     return ClassMomentCone(
         num_classes=sums.num_classes,
         labels=sums.labels[sent],
         counts=counts[sent],
         means=means[sent].astype(np.float32),
-        covariance=covariance,
+        covariance=_partial(own, lacking, means.shape[1]),
         epsilon=epsilon,
         total_count=int(np.maximum(counts, 0).sum()),
         withheld=tuple(gone),
         withheld_count=int(np.maximum(counts[~sent], 0).sum()),
         privacy=sums.privacy,
-        means_only=shown[sent],
     )
 
 
@@ -236,8 +232,21 @@ def _but_for_means(
     larger = cone.without_components(lacking)
     assert larger is not None
     larger = compressed(larger)
-    both = _joined(larger.means, means[lacking], lacking)
-    return dataclasses.replace(cone, means=both, covariance=larger.covariance.spread_out(~lacking))
+    own = larger.covariance
+    assert isinstance(own, FullCovariance | LowRankCovariance)
+    return dataclasses.replace(
+        cone,
+        means=_joined(larger.means, means[lacking], lacking),
+        covariance=_partial(own, lacking, cone.num_features),
+    )
+
+
+def _partial(
+    own: FullCovariance | LowRankCovariance | None, lacking: NDArray[np.bool_], features: int
+) -> Covariance:
+    if own is not None and not lacking.any():
+        return own
+    return PartialCovariance(own, lacking, features)
 
 
 def _joined(larger: Values, small: Float, places: NDArray[np.bool_]) -> Values:

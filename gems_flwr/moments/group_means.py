@@ -14,7 +14,8 @@ from torch import Tensor
 from gems_flwr.errors import SpaceError
 from gems_flwr.moments.small_means import MeanRule, whole_mean
 from gems_flwr.spaces.cone import ClassMomentCone
-from gems_flwr.spaces.covariance import LowRankCovariance, Values, quantize
+from gems_flwr.spaces.covariance import Values, quantize
+from gems_flwr.spaces.partial_covariance import PartialCovariance
 
 
 def build_means(
@@ -86,9 +87,8 @@ def build_means(
         labels=np.array([label for label, _ in sent], dtype=np.int64),
         counts=np.array([size for _, size in sent], dtype=np.int64),
         means=stored,
-        covariance=LowRankCovariance.zeros(len(sent), rows.shape[1]),
+        covariance=PartialCovariance.none(len(sent), rows.shape[1]),
         total_count=total,
         withheld=tuple(sorted(set(classes.tolist()) - held)),
         withheld_count=total - count,
-        means_only=np.ones(len(sent), dtype=bool),
     )

@@ -10,8 +10,8 @@ may be cut into several clusters, each a component of its own. For a rival j::
 A layer is good enough if ``m_cj >= kappa(epsilon) * sqrt(v_cj)`` and ``m_cj > 0`` for every
 component and rival: a second-order cone, convex for epsilon of at least 1/2. A class that the
 node never saw is only ever a rival, so missing classes need no correction. Of a class too small for
-a covariance only count and mean are sent (`means_only`): here its mean alone is to be told from the
-rivals; the server lends it a covariance (`gems_flwr.intersect.small_classes`).
+a covariance only count and mean are sent: here its mean alone is to be told from the rivals; the
+server lends it a covariance (`gems_flwr.intersect.small_classes`).
 
 Decided here: ``kappa`` is the normal quantile. Strictness (``m > 0``) keeps out the zero layer,
 which ties on every sample.
@@ -39,7 +39,6 @@ from gems_flwr.errors import SpaceError
 from gems_flwr.spaces.checks import check_array, check_integer, check_keys, check_number, take
 from gems_flwr.spaces.covariance import (
     FullCovariance,
-    LowRankCovariance,
     Values,
     check_values,
     dense,
@@ -48,14 +47,16 @@ from gems_flwr.spaces.covariance import (
     unpack_values,
 )
 from gems_flwr.spaces.output_layer import flatten_linear, unflatten_linear
+from gems_flwr.spaces.partial_covariance import (
+    FORM_KEYS,
+    Covariance,
+    PartialCovariance,
+    covariance_from_arrays,
+)
 from gems_flwr.typing import Float
 
 # What messages and files call the quantile by which epsilon becomes kappa; there is no other.
 _RULE = "gaussian"
-# Forms in which some or all components have a mean alone; servers of before refuse them.
-MEANS, AND_MEANS = "means", "+means"
-_FULL, _LOW = FullCovariance.form, LowRankCovariance.form
-FORMS = (_FULL, _LOW, _FULL + AND_MEANS, _LOW + AND_MEANS, MEANS)
 
 
 def kappa(epsilon: float) -> float:
@@ -77,8 +78,8 @@ class ClassMomentCone:
         Samples behind each component, at least 1.
     means : array of shape (components, features), float32 or int8
         Mean input of each component.
-    covariance : FullCovariance or LowRankCovariance
-        Spread of the inputs of each component.
+    covariance : FullCovariance, LowRankCovariance or PartialCovariance
+        Spread of the inputs of each component, or of some.
     epsilon : float
         Share of each component to be told from each rival, in [0.5, 1).
     total_count : int
@@ -89,9 +90,6 @@ class ClassMomentCone:
         Samples in the withheld classes.
     privacy : tuple of float, optional
         Epsilon and delta of a differentially private release.
-    means_only : bool array of shape (components,), optional
-        Components without a covariance of their own, which is zero here and not on the wire;
-        none if left out.
 
     Raises
     ------
@@ -104,13 +102,12 @@ class ClassMomentCone:
     labels: NDArray[np.int64]
     counts: NDArray[np.int64]
     means: Values
-    covariance: FullCovariance | LowRankCovariance
+    covariance: Covariance
     epsilon: float = 0.5
     total_count: int = 0
     withheld: tuple[int, ...] = ()
     withheld_count: int = 0
     privacy: tuple[float, float] | None = None
-    means_only: NDArray[np.bool_] | None = None
 
     def __post_init__(self) -> None:
         set_ = object.__setattr__
@@ -126,11 +123,6 @@ class ClassMomentCone:
         if self.covariance.shape[0] != components:
             raise SpaceError("covariance", f"{components} components", self.covariance.shape[0])
         set_(self, "means", check_values("means", self.means, self.covariance.shape))
-        if self.means_only is not None:
-            flags = np.asarray(self.means_only)
-            flags = flags.astype(np.uint8) if flags.dtype == bool else flags
-            flags = check_array("means_only", flags, (components,), 1, np.int64)
-            set_(self, "means_only", flags.astype(bool) if flags.any() else None)
         set_(self, "epsilon", check_number("epsilon", self.epsilon, 0.5, 1 - 1e-9))
         set_(self, "withheld", tuple(int(c) for c in self.withheld))
         if len(set(self.withheld)) < len(self.withheld):
@@ -165,8 +157,9 @@ class ClassMomentCone:
     @property
     def lacking(self) -> NDArray[np.bool_]:
         """Which components have no covariance of their own, shape (components,)."""
-        none = np.zeros(len(self.labels), dtype=bool)
-        return none if self.means_only is None else self.means_only
+        if isinstance(self.covariance, PartialCovariance):
+            return self.covariance.lacking
+        return np.zeros(len(self.labels), dtype=bool)
 
     @property
     def kappa(self) -> float:
@@ -208,7 +201,6 @@ class ClassMomentCone:
             counts=self.counts[~gone],
             means=select_values(self.means, ~gone),
             covariance=self.covariance.select(~gone),
-            means_only=None if self.means_only is None else self.means_only[~gone],
             total_count=0,
         )
 
@@ -227,15 +219,9 @@ class ClassMomentCone:
             "labels": self.labels.astype(np.int32),
             "counts": self.counts,
             **pack_values("means", self.means),
+            **self.covariance.to_arrays(),
         }
-        form, lacking = self.covariance.form, self.means_only
-        if lacking is None:
-            arrays |= self.covariance.to_arrays()
-        else:
-            arrays["means_only"] = lacking.astype(np.uint8)
-            form = MEANS if lacking.all() else form + AND_MEANS
-            arrays |= {} if lacking.all() else self.covariance.select(~lacking).to_arrays()
-        meta: dict[str, Any] = {"kind": self.kind, "form": form}
+        meta: dict[str, Any] = {"kind": self.kind, "form": self.covariance.form}
         meta |= {"num_classes": self.num_classes, "epsilon": self.epsilon, "rule": _RULE}
         meta |= {"total_count": self.total_count, "withheld_count": self.withheld_count}
         meta |= {"num_features": self.num_features, "withheld": list(self.withheld)}
@@ -245,20 +231,14 @@ class ClassMomentCone:
     def from_arrays(cls, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> ClassMomentCone:
         """Build a cone from what `to_arrays` returned, checking everything again."""
         form = take(meta, "form", "the cone's meta")
-        if form not in FORMS:
-            raise SpaceError("form", " or ".join(FORMS), repr(form)[:80])
-        own: tuple[str, ...] = ("labels", "counts", "means", "means.codes", "means.scales")
-        own += ("means_only",) if form.endswith(MEANS) else ()
+        if form not in FORM_KEYS:
+            raise SpaceError("form", " or ".join(FORM_KEYS), repr(form)[:80])
+        own = ("labels", "counts", "means", "means.codes", "means.scales")
+        check_keys(arrays, (*own, *FORM_KEYS[form]), f"a {form} cone")
         features = check_integer(
             "num_features", take(meta, "num_features", "meta"), 1, MAX_FEATURES
         )
-        lacking = None
-        if form.endswith(MEANS):
-            given = take(arrays, "means_only", "the cone's arrays")
-            lacking = check_array("means_only", given, (None,), 1, np.int64).astype(bool)
-            if not lacking.any() or (form == MEANS) != bool(lacking.all()):
-                raise SpaceError("means_only", f"flags that fit the form {form}", "others")
-        covariance = _covariance_of(form, arrays, features, lacking, own)
+        covariance = covariance_from_arrays(arrays, form, features)
         if covariance.shape[1] != features:
             raise SpaceError("num_features", f"{covariance.shape[1]} as in the arrays", features)
         if (rule := take(meta, "rule", "the cone's meta")) != _RULE:
@@ -281,37 +261,7 @@ class ClassMomentCone:
             withheld=tuple(withheld),
             withheld_count=meta.get("withheld_count", 0),
             privacy=None if privacy is None else (privacy[0], privacy[1]),
-            means_only=lacking,
         )
-
-
-def _covariance_of(
-    form: str,
-    arrays: Mapping[str, Any],
-    features: int,
-    lacking: NDArray[np.bool_] | None,
-    own: tuple[str, ...],
-) -> FullCovariance | LowRankCovariance:
-    """Rebuild the covariances of a form; components that lack one get zeros."""
-    base = form.removesuffix(AND_MEANS)
-    kinds = {
-        FullCovariance.form: FullCovariance.keys,
-        LowRankCovariance.form: LowRankCovariance.keys,
-    }
-    check_keys(arrays, (*own, *kinds.get(base, ())), f"a {form} cone")
-    if lacking is not None and form == MEANS:
-        return LowRankCovariance.zeros(len(lacking), features)
-    covariance: FullCovariance | LowRankCovariance
-    if base == FullCovariance.form:
-        covariance = FullCovariance.from_arrays(arrays, features)
-    else:
-        covariance = LowRankCovariance.from_arrays(arrays)
-    if lacking is None:
-        return covariance
-    if covariance.shape[0] != np.count_nonzero(~lacking):
-        wanted = f"{np.count_nonzero(~lacking)} components"
-        raise SpaceError("covariance", wanted, covariance.shape[0])
-    return covariance.spread_out(~lacking)
 
 
 def mean_values(cone: ClassMomentCone) -> NDArray[np.float64]:
@@ -351,11 +301,17 @@ class ConeMargins:
 
 def spread(cone: ClassMomentCone, component: int, rows: Float) -> Float:
     """Return ``rows @ Sigma`` for one component, without building a low-rank Sigma."""
-    if isinstance(cone.covariance, FullCovariance):
-        return np.asarray(rows @ cone.covariance.matrices[component].astype(np.float64))
-    factor = cone.covariance.factor(component).astype(np.float64)
+    covariance = cone.covariance
+    if isinstance(covariance, PartialCovariance):
+        place = covariance.place(component)
+        if place is None or covariance.own is None:
+            return np.zeros_like(rows)
+        covariance, component = covariance.own, place
+    if isinstance(covariance, FullCovariance):
+        return np.asarray(rows @ covariance.matrices[component].astype(np.float64))
+    factor = covariance.factor(component).astype(np.float64)
     only = slice(component, component + 1)
-    variances = dense(cone.covariance.deviations, only)[0].astype(np.float64) ** 2
+    variances = dense(covariance.deviations, only)[0].astype(np.float64) ** 2
     return np.asarray((rows @ factor) @ factor.T + rows * variances)
 
 

@@ -144,21 +144,6 @@ def select_values(values: Values, keep: NDArray[np.bool_]) -> Values:
     return np.asarray(values)[keep]
 
 
-def spread_values(values: Values, places: NDArray[np.bool_]) -> Values:
-    """Return values at some places of a longer first axis, with zeros between them."""
-
-    def spread(array: NDArray[Any]) -> NDArray[Any]:
-        longer = np.zeros((len(places), *array.shape[1:]), dtype=array.dtype)
-        longer[places] = array
-        return longer
-
-    if isinstance(values, QuantizedArray):
-        shared = len(values.scales) == 1 and len(values.codes) != 1
-        scales = values.scales if shared else spread(values.scales)
-        return QuantizedArray(spread(values.codes), scales)
-    return spread(np.asarray(values))
-
-
 def pack_values(key: str, values: Values) -> dict[str, NDArray[Any]]:
     """Return the arrays that `unpack_values` turns back into ``values``."""
     if isinstance(values, QuantizedArray):
@@ -231,12 +216,6 @@ class FullCovariance:
     def select(self, keep: NDArray[np.bool_]) -> FullCovariance:
         """Return some of the components."""
         return FullCovariance(self.matrices[keep])
-
-    def spread_out(self, places: NDArray[np.bool_]) -> FullCovariance:
-        """Return the components at these places, with zeros between them."""
-        matrices = np.zeros((len(places), *self.matrices.shape[1:]), dtype=np.float32)
-        matrices[places] = self.matrices
-        return FullCovariance(matrices)
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the upper triangles, row by row."""
@@ -336,22 +315,6 @@ class LowRankCovariance:
             return LowRankCovariance(select_values(self.factors, keep), deviations)
         factors = select_values(self.factors, np.repeat(keep, self.ranks))
         return LowRankCovariance(factors, deviations, self.ranks[keep])
-
-    @classmethod
-    def zeros(cls, components: int, features: int) -> LowRankCovariance:
-        """Return covariances of no spread at all."""
-        none = np.zeros((0, features), dtype=np.float32)
-        ranks = np.zeros(components, dtype=np.int64)
-        return cls(none, np.zeros((components, features), dtype=np.float32), ranks)
-
-    def spread_out(self, places: NDArray[np.bool_]) -> LowRankCovariance:
-        """Return the components at these places, with zeros between them."""
-        deviations = spread_values(self.deviations, places)
-        if self.ranks is None:
-            return LowRankCovariance(spread_values(self.factors, places), deviations)
-        ranks = np.zeros(len(places), dtype=np.int64)
-        ranks[places] = self.ranks
-        return LowRankCovariance(self.factors, deviations, ranks)
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the stored arrays."""

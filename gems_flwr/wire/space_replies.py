@@ -24,6 +24,7 @@ from gems_flwr.spaces.covariance import FullCovariance, LowRankCovariance
 from gems_flwr.spaces.curved_space import CurvedSpace
 from gems_flwr.spaces.ellipsoid import EllipsoidSpace
 from gems_flwr.spaces.output_layer import OutputLayer
+from gems_flwr.spaces.partial_covariance import AND_MEANS, MEANS, PartialCovariance
 from gems_flwr.spaces.space_files import Space, space_from_arrays, space_to_arrays
 from gems_flwr.wire.keys import (
     CLASS_SUMS,
@@ -128,11 +129,14 @@ def _check_moments(cone: ClassMomentCone, request: Cone) -> None:
         raise SpaceError("total_count", f"at most {MAX_EXAMPLES:g}", cone.total_count)
     forms = {"auto": (FullCovariance.form, LowRankCovariance.form), "full": (FullCovariance.form,)}
     allowed = forms.get(str(request.rank), (LowRankCovariance.form,))
-    # Means alone have no form.
-    if cone.covariance.form not in allowed and not cone.lacking.all():
+    # Of small classes there are means alone, whatever the form of the others.
+    allowed = (*allowed, *(form + AND_MEANS for form in allowed), MEANS)
+    if cone.covariance.form not in allowed:
         raise SpaceError("form", " or ".join(allowed), cone.covariance.form)
-    if isinstance(cone.covariance, LowRankCovariance) and isinstance(request.rank, int):
-        rank = max(cone.covariance.rank(entry) for entry in range(len(cone.labels)))
+    whole = cone.covariance
+    own = whole.own if isinstance(whole, PartialCovariance) else whole
+    if isinstance(own, LowRankCovariance) and isinstance(request.rank, int):
+        rank = max(own.rank(entry) for entry in range(own.shape[0]))
         if rank > request.rank:
             raise SpaceError("rank", f"at most {request.rank}", rank)
     entries = np.bincount(cone.labels, minlength=cone.num_classes)

@@ -73,7 +73,7 @@ def test_small_classes_take_part_without_options_and_the_smallest_are_withheld()
     assert cone.labels.tolist() == [0, 1, 2]
     assert cone.lacking.tolist() == [False, False, True]
     assert (cone.withheld, cone.withheld_count) == ((3,), 7)
-    assert cone.covariance.ranks.tolist() == [4, 1, 0]
+    assert cone.covariance.own.ranks.tolist() == [4, 1]
     assert cone_of([5, 3], 4).labels.tolist() == [0, 1]
     assert not cone_of([5, 3], 4).lacking.any()
 
