@@ -107,6 +107,7 @@ if TYPE_CHECKING:
     from gems_flwr.wire.space_requests import Ball as Ball
     from gems_flwr.wire.space_requests import Cone as Cone
     from gems_flwr.wire.space_requests import Ellipsoid as Ellipsoid
+    from gems_flwr.wire.space_requests import Means as Means
 
 # Where each public name is defined; the same as above, for the interpreter.
 # The strategies, and where each is; `gems_flwr.strategies` has the same names.
@@ -132,6 +133,7 @@ _HOMES = {
     "Ball": "wire.space_requests",
     "Cone": "wire.space_requests",
     "Ellipsoid": "wire.space_requests",
+    "Means": "wire.space_requests",
     "Neurons": "wire.requests",
     # How MultiModel draws clients.
     "FedVarp": "strategies.multi_model.sampling_rules",

@@ -27,6 +27,7 @@ from gems_flwr.spaces.cone import ClassMomentCone
 from gems_flwr.spaces.covariance import LowRankCovariance
 from gems_flwr.spaces.ellipsoid import EllipsoidSpace
 from gems_flwr.spaces.output_layer import flatten_linear, unflatten_linear
+from gems_flwr.spaces.partial_covariance import PartialCovariance
 from gems_flwr.spaces.space_files import SUFFIX, Space, SpaceFolder, load_space
 
 
@@ -198,8 +199,9 @@ def describe(space: Space) -> list[tuple[str, str]]:
     rows = [("kind", space.kind), ("bytes", f"{space.size_bytes:,}")]
     if isinstance(space, ClassMomentCone):
         form, shape = space.covariance.form.replace("_", " "), space.covariance
+        shape = shape.own if isinstance(shape, PartialCovariance) and shape.own else shape
         if isinstance(shape, LowRankCovariance):
-            ranks = [str(shape.rank(entry)) for entry in range(len(space.labels))]
+            ranks = [str(shape.rank(entry)) for entry in range(shape.shape[0])]
             form += f" ({', '.join(ranks)} directions)"
         counts: dict[int, int] = {}
         for label, count in zip(space.labels.tolist(), space.counts.tolist(), strict=True):
@@ -207,6 +209,10 @@ def describe(space: Space) -> list[tuple[str, str]]:
         rows += [
             ("moments", f"{form}, {len(space.labels)} entries of {space.num_features} features"),
             ("samples per class", ", ".join(f"{c}: {n}" for c, n in counts.items())),
+            (
+                "means alone",
+                ", ".join(map(str, sorted(set(space.labels[space.lacking].tolist())))) or "none",
+            ),
             ("withheld classes", ", ".join(map(str, space.withheld)) or "none"),
             (
                 "differential privacy",

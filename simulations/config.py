@@ -297,7 +297,9 @@ def check_options(group: str, node: DictConfig, target: Callable[..., Any]) -> N
         name = str(key)
         if name in ("_target_", "_convert_"):
             continue
-        if isinstance(value, str) and (CONFIG_DIR / group / name).is_dir():
+        # A word among a few is no group, though another strategy may have one of that name.
+        is_word = typing.get_origin(hints.get(name)) is typing.Literal
+        if isinstance(value, str) and (CONFIG_DIR / group / name).is_dir() and not is_word:
             raise ConfigError(
                 f"{group}.{name} has options of its own: write {group}/{name}={value}"
             )

@@ -24,6 +24,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Context, Message
 from torch import nn
 
+from gems_flwr.client.candidates import judge_candidates
 from gems_flwr.client.fault_reply_mod import fault_reply_mod, node_name
 from gems_flwr.client.limits import NodeLimits, refuse_bypass
 from gems_flwr.client.loss_answers import answer_gradient, answer_losses
@@ -52,6 +53,13 @@ from gems_flwr.wire.asking import (
     wants_widths_tried,
 )
 from gems_flwr.wire.backbone_messages import pack_needs_backbone
+from gems_flwr.wire.choice_messages import (
+    ChoiceRequest,
+    Counts,
+    pack_choice_reply,
+    requested_choice,
+    take_candidates,
+)
 from gems_flwr.wire.gradient_requests import (
     GradientRequest,
     LossesRequest,
@@ -135,7 +143,8 @@ def good_enough_mod(
         bounds.check_message(message)
         request, neurons = requested_space(content), requested_neurons(content)
         of_loss = requested_gradient(content) or requested_losses(content)
-        if request or neurons or of_loss or wants_score(content):
+        choice = requested_choice(content)
+        if request or neurons or of_loss or choice or wants_score(content):
             refuse_bypass(call_next)
         if request is not None:
             return space_reply(request, bounds, message, context, call_next)
@@ -143,6 +152,8 @@ def good_enough_mod(
             return loss_reply(of_loss, bounds, message, context)
         if neurons is not None:
             return neurons_reply(neurons, message, context, call_next)
+        if choice is not None:
+            return choice_reply(choice, bounds, message, context)
         if wants_score(content):
             return score_reply(bounds, message, context)
         if wants_widths_tried(content):
@@ -178,7 +189,8 @@ def good_enough_mod(
             spend(request.private.squared_mu, bounds, context)
         seed = derive_seed(_run_seed(message), "space", _round(message), name)
         samples = reader.read(chosen, output)
-        space = request.build(NodeLayer(weight, bias, samples, seed, bounds.rank_cap))
+        shown = (bounds.rank_cap, bounds.mean_rule, bounds.least_in_sums)
+        space = request.build(NodeLayer(weight, bias, samples, seed, *shown))
         bounds.check_release(space)
         packed = pack_space_reply(space, name=name)
         if reply is not None:
@@ -248,6 +260,27 @@ def good_enough_mod(
         else:
             content = answer_losses(request, *about, name=name)
         return Message(content, reply_to=message)
+
+    def choice_reply(
+        request: ChoiceRequest, bounds: NodeLimits, message: Message, context: Context
+    ) -> Message:
+        bounds.check_score(request)
+        candidates = take_candidates(message.content, request)
+        whole = complete_model(message, context, model)
+        if whole is None:
+            return lacks_backbone(message, context)
+        reader, held_out, output = read_output(whole.arrays, "validation", context)
+        whole.check_output(output)
+        counts = judge_candidates(
+            candidates, output, reader.read(held_out, output), by_class=request.by_class
+        )
+        name = node_name(context)
+        if request.private is not None:
+            spend(request.private.squared_mu, bounds, context)
+            seed = derive_seed(_run_seed(message), "choice", _round(message), name)
+            noise_seed = seed if request.dp_seeded else None
+            counts = Counts(*request.private.noised(counts.seen, counts.right, noise_seed))
+        return Message(pack_choice_reply(counts, name=name), reply_to=message)
 
     def lacks_backbone(message: Message, context: Context) -> Message:
         return Message(pack_needs_backbone(node_name(context)), reply_to=message)

@@ -35,6 +35,7 @@ from gems_flwr.errors import BypassedPrivacyError, OptionError, RefusedError
 from gems_flwr.moments.automatic_rank import allowed_rank, may_send_full, smallest_count
 from gems_flwr.moments.class_sums import ClassSums
 from gems_flwr.moments.cone_building import MIN_COUNT
+from gems_flwr.moments.small_means import MEAN_COUNT, MeanRule
 from gems_flwr.runtime.flower_internals import ClientAppCallable
 from gems_flwr.spaces.cone import ClassMomentCone
 from gems_flwr.spaces.covariance import LowRankCovariance
@@ -48,9 +49,10 @@ from gems_flwr.wire.asking import (
     requested_statistics,
     wants_score,
 )
+from gems_flwr.wire.choice_messages import ChoiceRequest, requested_choice
 from gems_flwr.wire.keys import EVALUATE, INTRODUCE, TRAIN
 from gems_flwr.wire.requests import ScoreRequest
-from gems_flwr.wire.space_requests import Cone, SpaceRequest, is_rank
+from gems_flwr.wire.space_requests import Cone, Means, SpaceRequest, is_rank
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,11 +64,16 @@ class NodeLimits:
     min_count : int, default 2
         Classes with fewer samples are never sent, at least 2. A request that names a smaller
         number is refused; one that leaves it open gets this one.
+    min_mean_count : int, default 8
+        Fewest samples of a class whose mean is sent alone, at least 2: one that is too small for a
+        covariance. Under a `largest_rank` of ``"auto"`` a mean of few samples is sent in part
+        (see `gems_flwr.moments.small_means`), else as it is.
     largest_rank : "auto", "full" or int, default "auto"
         Most directions of a class's covariance: no more than the number of its samples allows
         (see `gems_flwr.moments.automatic_rank`); any number, full moments and sums included; or a
         fixed number, whatever the number of samples. Noise for differential privacy protects by
-        itself: such requests are not limited by it, nor by `min_count`.
+        itself: such requests are not limited by it, nor by `min_count`. With ``"full"``, sums have
+        every class from `min_count` samples, for the total is what counts.
     require_dp : bool, default False
         Whether nothing but differentially private moments and scores leaves the node. Models,
         balls, statistics and exact scores are then refused.
@@ -107,11 +114,13 @@ class NodeLimits:
     share_gradients: bool = True
     share_examples: bool = False
     seeded_noise: bool = False
+    min_mean_count: int = MEAN_COUNT
 
     def __post_init__(self) -> None:
         budget = self.dp_budget
         rules = {
             "min_count": (self.min_count >= 2, "at least 2"),
+            "min_mean_count": (self.min_mean_count >= 2, "at least 2"),
             "largest_rank": (is_rank(self.largest_rank), "'auto', 'full' or a number from 1"),
             "dp_budget": (budget is None or budget > 0, "above 0, or none"),
             "dp_delta": (0 < self.dp_delta < 1, "in (0, 1)"),
@@ -145,6 +154,17 @@ class NodeLimits:
         """The most directions that ``rank="auto"`` may come to, if that is a fixed number."""
         return self.largest_rank if isinstance(self.largest_rank, int) else None
 
+    @property
+    def mean_rule(self) -> MeanRule:
+        """How the means of classes that are too small for a covariance are shown."""
+        least = max(self.min_count, self.min_mean_count)
+        return MeanRule(least, exact=self.largest_rank != "auto")
+
+    @property
+    def least_in_sums(self) -> int | None:
+        """Fewest samples of a class in sums, if the node has opened them; else the request's."""
+        return self.min_count if self.largest_rank == "full" else None
+
     def narrowed(self, request: SpaceRequest) -> SpaceRequest:
         """Return a request for a space as this node answers it.
 
@@ -158,12 +178,14 @@ class NodeLimits:
             return request
         if self.require_dp:
             raise RefusedError("require_dp", f"a {request.kind} without noise; set dp_epsilon")
-        if not isinstance(request, Cone):
+        if not isinstance(request, Cone | Means):
             return request
-        if request.min_count is None:
+        if request.min_count is None and isinstance(request, Means):
+            return request
+        if isinstance(request, Cone) and request.min_count is None:
             default = 2 if request.rank == "auto" else MIN_COUNT
             return dataclasses.replace(request, min_count=max(default, self.min_count))
-        if request.min_count < self.min_count:
+        if request.min_count is not None and request.min_count < self.min_count:
             raise RefusedError(
                 "min_count", f"it is {self.min_count}, the server asks for {request.min_count}"
             )
@@ -177,9 +199,15 @@ class NodeLimits:
         RefusedError
             If it is more than the node allows.
         """
-        if self.largest_rank == "full" or not isinstance(space, ClassMomentCone | ClassSums):
+        if not isinstance(space, ClassMomentCone | ClassSums) or space.privacy is not None:
             return
-        if space.privacy is not None:
+        if isinstance(space, ClassMomentCone):
+            self._check_means(space)
+            larger = space.without_components(space.lacking)
+            if larger is None:
+                return
+            space = larger
+        if self.largest_rank == "full":
             return
         width = space.sums.shape[1] if isinstance(space, ClassSums) else space.num_features
         for entry, (label, count) in enumerate(zip(space.labels, space.counts, strict=True)):
@@ -189,6 +217,14 @@ class NodeLimits:
             if may_send_full(count, width) and self.largest_rank == "auto":
                 continue
             raise RefusedError("largest_rank", self._reason(space, entry, int(label), count, width))
+
+    def _check_means(self, cone: ClassMomentCone) -> None:
+        counts = cone.counts[cone.lacking]
+        if len(counts) and int(counts.min()) < self.mean_rule.least:
+            raise RefusedError(
+                "min_mean_count",
+                f"it is {self.mean_rule.least}, a mean of {int(counts.min())} samples was to go",
+            )
 
     def _allows(self, cone: ClassMomentCone, entry: int) -> bool:
         if not isinstance(cone.covariance, LowRankCovariance):
@@ -271,7 +307,7 @@ class NodeLimits:
                 "gradient",
             )
 
-    def check_score(self, request: ScoreRequest) -> None:
+    def check_score(self, request: ScoreRequest | ChoiceRequest) -> None:
         """Refuse a score that must not be told, or not exactly."""
         if not self.allow_scores:
             raise RefusedError("allow_scores", "this node tells nobody how accurate a model is")
@@ -300,6 +336,7 @@ class NodeLimits:
         if not self.require_dp or kind == INTRODUCE:
             return
         ours = requested_space(content) is not None or wants_score(content)
+        ours = ours or requested_choice(content) is not None
         others = (
             requested_averaging,
             requested_models,
@@ -326,6 +363,7 @@ UNLIMITED = NodeLimits(largest_rank="full", dp_budget=None, share_examples=True,
 # Key in a node's config, field, and what kinds of values it takes.
 _NODE_KEYS: dict[str, tuple[str, tuple[type, ...]]] = {
     "min-count": ("min_count", (int,)),
+    "min-mean-count": ("min_mean_count", (int,)),
     "largest-rank": ("largest_rank", (int, str)),
     "require-dp": ("require_dp", (bool,)),
     "dp-budget": ("dp_budget", (float, int)),

@@ -15,9 +15,11 @@ import numpy as np
 
 from gems_flwr.errors import EmptyIntersectionError
 from gems_flwr.intersect.cone_objective import ConeOptions
-from gems_flwr.intersect.cones import solve_cones
 from gems_flwr.intersect.intersect import intersect
+from gems_flwr.intersect.moment_heads import HeadOptions
 from gems_flwr.intersect.result import Intersection, Select, node_margins
+from gems_flwr.intersect.small_classes import missing_classes
+from gems_flwr.intersect.solve_heads import solve_head
 from gems_flwr.intersect.subsets import largest_subset
 from gems_flwr.intersect.tuning import fine_tune_linear, tune_cones
 from gems_flwr.samples import Samples
@@ -68,6 +70,7 @@ def aggregate_spaces(
     rate: float = 1e-3,
     start: Float | None = None,
     seed: int = 0,
+    head: HeadOptions | None = None,
 ) -> Aggregate:
     """Aggregate the spaces of all nodes.
 
@@ -93,6 +96,9 @@ def aggregate_spaces(
         Where the objective of cones starts from, such as the layer without a late node.
     seed : int
         Source of the order of public samples.
+    head : HeadOptions, optional
+        Which function of class moments, where there are only cones; that of the cone objective if
+        left out.
 
     Raises
     ------
@@ -108,7 +114,7 @@ def aggregate_spaces(
     if auto_epsilon:
         found, epsilon = largest_epsilon(spaces, select)
     elif objective:
-        found = solve_cones(cones, cone_options, start=start)
+        found = solve_head(cones, head or HeadOptions(), cone_options, start)
     else:
         found = intersect(plain, select)
     if not found.feasible and on_empty == "relax" and epsilon is None and not objective:
@@ -234,6 +240,13 @@ def intersection_details(
         for node, space in spaces.items()
     }
     details["radii"] = {n: s.radius.to_meta() for n, s in plain.items() if hasattr(s, "radius")}
+    cones = {n: s for n, s in plain.items() if isinstance(s, ClassMomentCone)}
+    small = {n: sorted(set(c.labels[c.lacking].tolist())) for n, c in cones.items()}
+    details["means_only"] = {n: classes for n, classes in small.items() if classes}
+    details["missing_classes"] = list(missing_classes(list(cones.values()))) if cones else []
+    if details["missing_classes"] and met.feasible:
+        # In every space that was sent; but nobody spoke for these classes.
+        details["status"] = "incomplete"
     details["withheld"] = {
         n: list(s.withheld) for n, s in plain.items() if getattr(s, "withheld", ())
     }

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gems_flwr.intersect.small_classes import lend_covariances
 from gems_flwr.spaces.cone import ClassMomentCone, mean_values
 from gems_flwr.spaces.covariance import FullCovariance, LowRankCovariance, dense
 from gems_flwr.typing import Float
@@ -280,13 +281,14 @@ def full_matrices(cone: ClassMomentCone) -> NDArray[np.float32]:
 
 
 def pool_moments(cones: Sequence[ClassMomentCone]) -> PooledMoments:
-    """Gather the moments of all nodes.
+    """Gather the moments of all nodes; components without a covariance are lent one.
 
     Raises
     ------
     ValueError
         If there is no cone or they disagree about classes or features.
     """
+    cones = lend_covariances(cones)
     shapes = sorted({(cone.num_classes, cone.num_features) for cone in cones})
     if len(shapes) != 1:
         raise ValueError(f"cones: expected one number of classes and features, got {shapes}")

@@ -39,6 +39,7 @@ from gems_flwr.spaces.ball import BallSpace
 from gems_flwr.spaces.cone import ClassMomentCone, mean_values
 from gems_flwr.spaces.covariance import FullCovariance, LowRankCovariance, dense
 from gems_flwr.spaces.ellipsoid import EllipsoidSpace
+from gems_flwr.spaces.partial_covariance import PartialCovariance
 from gems_flwr.typing import Float
 
 FAR = 3.0
@@ -172,6 +173,10 @@ def input_scale(cone: ClassMomentCone) -> float:
 def component_traces(cone: ClassMomentCone) -> Float:
     """Return the total variance of every component."""
     covariance = cone.covariance
+    if isinstance(covariance, PartialCovariance):
+        traces, larger = np.zeros(len(cone.labels)), cone.without_components(cone.lacking)
+        traces[~cone.lacking] = [] if larger is None else component_traces(larger)
+        return traces
     if isinstance(covariance, FullCovariance):
         return np.asarray(np.trace(covariance.matrices, axis1=1, axis2=2, dtype=np.float64))
     assert isinstance(covariance, LowRankCovariance)
@@ -192,12 +197,14 @@ def wrong_components(cones: Sequence[ClassMomentCone]) -> list[NDArray[np.bool_]
             continue
         held = [summaries[index][label] for index in holders]
         middle = median_mean([cones[index] for index in holders], label)
-        variance = float(np.median([trace for _, trace in held]))
+        # Of a class that was sent as a mean alone nothing is known of its spread.
+        traces = [trace for _, trace in held if np.isfinite(trace)]
+        variance = float(np.median(traces)) if traces else float("inf")
         for index, (count, trace) in zip(holders, held, strict=True):
             # A mean over few samples is off by chance; so it weighs little, too.
             allowed = (OFF + 3 / np.sqrt(count)) * np.sqrt(variance)
             off = float(np.linalg.norm(class_mean(cones[index], label) - middle)) > allowed
-            other = not variance / SPREAD <= trace <= SPREAD * variance
+            other = np.isfinite(trace) and not variance / SPREAD <= trace <= SPREAD * variance
             if off or (other and count >= FEW):
                 wrong[index] |= cones[index].labels == label
     return wrong
@@ -233,5 +240,6 @@ def class_summaries(cone: ClassMomentCone) -> dict[int, tuple[float, float]]:
         shares = cone.counts[mine] / cone.counts[mine].sum()
         between = ((means[mine] - class_mean(cone, label)) ** 2).sum(axis=1)
         trace = float(shares @ (traces[mine] + between))
+        trace = float("nan") if cone.lacking[mine].any() else trace
         summaries[label] = (float(cone.counts[mine].sum()), trace)
     return summaries

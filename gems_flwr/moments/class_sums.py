@@ -198,16 +198,6 @@ def check_batch(inputs: Tensor, labels: Tensor, num_classes: int) -> None:
         raise SpaceError("labels", f"0 to {num_classes - 1}", got)
 
 
-def check_counts(counts: NDArray[np.int64], min_count: int) -> None:
-    """Refuse components of which none has enough samples to be sent."""
-    if int(counts.max(initial=0)) < max(1, min_count):
-        expected = (
-            f"a class with at least {min_count} samples (fewer would show too much of each one: "
-            "bring more data, or ask with noise, Cone(dp_epsilon=…))"
-        )
-        raise SpaceError("counts", expected, f"at most {int(counts.max(initial=0))}")
-
-
 def in_chunks(inputs: Tensor, labels: Tensor, size: int = 8192) -> Iterable[tuple[Tensor, Tensor]]:
     """Cut inputs and labels into batches."""
     for start in range(0, len(inputs), size):

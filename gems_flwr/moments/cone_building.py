@@ -2,26 +2,44 @@
 
 See `gems_flwr.spaces.cone` for what the cone is. Decided here: moments come from the
 *training* inputs (the papers build spaces on validation data because a trained model is
-good on its training data by construction; moments do not depend on any trained model).
+good on its training data by construction; moments do not depend on any trained model). Classes too
+small for a covariance go as count and mean; see `gems_flwr.moments.small_means`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gems_flwr.errors import SpaceError
-from gems_flwr.moments.automatic_rank import as_counts_allow, feature_units, smallest_count
+from gems_flwr.moments.automatic_rank import (
+    PUSHES,
+    allowed_rank,
+    as_counts_allow,
+    coarseness,
+    feature_units,
+    smallest_count,
+)
 from gems_flwr.moments.class_clusters import cluster_classes
-from gems_flwr.moments.class_sums import ClassSums, check_counts, in_chunks, sum_classes
-from gems_flwr.moments.cone_streaming import Components, stream_cone, streams
+from gems_flwr.moments.class_sums import ClassSums, in_chunks, sum_classes
+from gems_flwr.moments.cone_streaming import Components, check_samples, stream_cone, streams
+from gems_flwr.moments.join_components import but_for_means, join_cone, partial_covariance
 from gems_flwr.moments.low_rank import compress
 from gems_flwr.moments.private_release import PrivateRelease, private_sums
+from gems_flwr.moments.small_means import (
+    ClassSource,
+    MeanRule,
+    SampledClasses,
+    SummedClasses,
+    small_means,
+)
 from gems_flwr.spaces.cone import ClassMomentCone
 from gems_flwr.spaces.covariance import FullCovariance
-from gems_flwr.typing import Rank
+from gems_flwr.typing import Float, Rank
 
 # Of classes whose form does not follow from their counts.
 MIN_COUNT = 32
@@ -32,17 +50,24 @@ def cone_from_sums(
     *,
     min_count: int = MIN_COUNT,
     epsilon: float = 0.5,
+    mean_rule: MeanRule | None = None,
+    better_as_mean: int = 0,
 ) -> ClassMomentCone:
-    """Return the cone of class sums with full moments, small classes withheld.
+    """Return the cone of class sums with full moments.
 
     Parameters
     ----------
     sums : ClassSums
         Of one node, or added over several.
     min_count : int
-        Components with fewer samples are withheld.
+        Fewest samples of a component for a covariance.
     epsilon : float
         As in `ClassMomentCone`.
+    mean_rule : MeanRule, optional
+        How smaller components are sent as means alone; withheld if left out.
+    better_as_mean : int
+        Components with fewer samples go as means alone even if `min_count` allows a covariance,
+        where the rule shows such means and the node has larger components.
 
     Raises
     ------
@@ -50,20 +75,24 @@ def cone_from_sums(
         If no component has enough samples.
     """
     counts = np.rint(sums.counts).astype(np.int64)
-    check_counts(counts, min_count)
-    keep = counts >= max(1, min_count)
+    keep = _with_covariance(counts, min_count, mean_rule, better_as_mean)
+    shown, small = _shown_means(SummedClasses(sums), keep, mean_rule, min_count)
     means, covariances = sums.moments()
-    gone = sorted(set(sums.labels[~keep].tolist()))
+    means[shown] = small
+    sent = keep | shown
+    gone = sorted(set(sums.labels[~sent].tolist()))
+    own = FullCovariance(covariances[keep].astype(np.float32)) if keep.any() else None
+    lacking = shown[sent]
     return ClassMomentCone(
         num_classes=sums.num_classes,
-        labels=sums.labels[keep],
-        counts=counts[keep],
-        means=means[keep].astype(np.float32),
-        covariance=FullCovariance(covariances[keep].astype(np.float32)),
+        labels=sums.labels[sent],
+        counts=counts[sent],
+        means=means[sent].astype(np.float32),
+        covariance=partial_covariance(own, lacking, means.shape[1]),
         epsilon=epsilon,
         total_count=int(np.maximum(counts, 0).sum()),
         withheld=tuple(gone),
-        withheld_count=int(np.maximum(counts[~keep], 0).sum()),
+        withheld_count=int(np.maximum(counts[~sent], 0).sum()),
         privacy=sums.privacy,
     )
 
@@ -82,6 +111,7 @@ def build_cone(
     seed: int = 0,
     noise_seed: int | None = None,
     largest_rank: int | None = None,
+    mean_rule: MeanRule | None = None,
 ) -> ClassMomentCone:
     """Return the class-moment cone of a node's data.
 
@@ -102,7 +132,8 @@ def build_cone(
     clusters : int
         Components per class at most.
     min_count : int, optional
-        Least samples of a component, from 1; see `least_count` for what holds by default.
+        Fewest samples of a component for a covariance, from 1; see `least_count` for what holds by
+        default. Smaller classes go as count and mean.
     epsilon : float
         As in `ClassMomentCone`.
     private : PrivateRelease, optional
@@ -114,6 +145,9 @@ def build_cone(
         noise comes from the operating system's cryptographic generator.
     largest_rank : int, optional
         Most columns that ``"auto"`` comes to, at least 1.
+    mean_rule : MeanRule, optional
+        How much of the means of classes that are too small for a covariance is sent; with
+        ``"auto"`` never all of it. Under differential privacy small classes are withheld.
 
     Raises
     ------
@@ -129,6 +163,10 @@ def build_cone(
     (2, 3)
     """
     least = least_count(rank, inputs.shape[1], min_count, private)
+    rule, better_as_mean = mean_rule or MeanRule(), 0
+    if rank == "auto":
+        rule = dataclasses.replace(rule, exact=False)
+        better_as_mean = _rounded_away_below(inputs.shape[1])
     if private is not None:
         if clusters > 1:
             raise SpaceError("clusters", "1 with a private release", clusters)
@@ -139,23 +177,79 @@ def build_cone(
             groups = cluster_classes(inputs, labels.long(), clusters, least, seed)
         components = Components.of(labels.long(), groups)
         if rank != "full" and streams(components.counts, inputs.shape[1], rank, largest_rank):
-            return stream_cone(
-                inputs,
-                components,
-                num_classes,
-                rank=rank,
-                int8=int8,
-                min_count=least,
-                epsilon=epsilon,
-                largest_rank=largest_rank,
-            )
+            check_samples(inputs, components, num_classes)
+            keep = _with_covariance(components.counts, least, rule, better_as_mean)
+            sampled = SampledClasses(inputs, components.rows)
+            shown, small = _shown_means(sampled, keep, rule, least)
+            larger = None
+            if keep.any():
+                larger = stream_cone(
+                    inputs,
+                    components.select(keep),
+                    num_classes,
+                    rank=rank,
+                    int8=int8,
+                    epsilon=epsilon,
+                    largest_rank=largest_rank,
+                )
+            return join_cone(larger, components, num_classes, keep, shown, small, int8, epsilon)
         sums = sum_classes(in_chunks(inputs, labels), num_classes, groups)
-    cone = cone_from_sums(sums, min_count=least, epsilon=epsilon)
-    if isinstance(rank, int):
-        return compress(cone, rank, int8)
+    cone = cone_from_sums(
+        sums,
+        min_count=least,
+        epsilon=epsilon,
+        mean_rule=None if private is not None else rule,
+        better_as_mean=better_as_mean,
+    )
     if rank == "full" or private is not None:
         return cone
-    return as_counts_allow(cone, feature_units(inputs), int8, largest_rank)
+
+    def compressed(larger: ClassMomentCone) -> ClassMomentCone:
+        if isinstance(rank, int):
+            return compress(larger, rank, int8)
+        return as_counts_allow(larger, feature_units(inputs), int8, largest_rank)
+
+    return but_for_means(cone, compressed, int8)
+
+
+def _rounded_away_below(features: int) -> int:
+    """Return the count below which the automatic rule rounds by more than a typical deviation.
+
+    There it shows no direction of the covariance, and a mean of few exact numbers tells more.
+    """
+    count = smallest_count(features)
+    while (
+        allowed_rank(count, features) == 0
+        and PUSHES * coarseness(count, features, 0) * math.sqrt(features) > count
+    ):
+        count += 1
+    return count
+
+
+def _with_covariance(
+    counts: NDArray[np.int64], min_count: int, rule: MeanRule | None, better_as_mean: int
+) -> NDArray[np.bool_]:
+    """Return which components are sent with a covariance; see `cone_from_sums`."""
+    keep = counts >= max(1, min_count)
+    if rule is not None and (counts >= max(min_count, better_as_mean)).any():
+        keep &= (counts >= better_as_mean) | (counts < rule.least)
+    return keep
+
+
+def _shown_means(
+    source: ClassSource, keep: NDArray[np.bool_], rule: MeanRule | None, min_count: int
+) -> tuple[NDArray[np.bool_], Float]:
+    """Return which other components are sent as means, and those; refuse to send nothing."""
+    shown, small = np.zeros_like(keep), np.zeros((0, source.features))
+    if rule is not None and not keep.all():
+        shown, small = small_means(source, ~keep, rule)
+    if not (keep | shown).any():
+        expected = (
+            f"a class with at least {min_count} samples (fewer would show too much of each one: "
+            "bring more data, or ask with noise, Cone(dp_epsilon=…))"
+        )
+        raise SpaceError("counts", expected, f"at most {int(source.counts.max(initial=0))}")
+    return shown, small
 
 
 def least_count(

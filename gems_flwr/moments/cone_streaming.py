@@ -14,6 +14,7 @@ factors and deviations differ by less than 1e-4 of the largest, where a step in 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from gems_flwr.moments.automatic_rank import (
     smoothed,
     store_shapes,
 )
-from gems_flwr.moments.class_sums import check_batch, check_counts
+from gems_flwr.moments.class_sums import check_batch
 from gems_flwr.moments.low_rank import stack_factors
 from gems_flwr.moments.sample_covariance import SampleCovariance, factor_samples
 from gems_flwr.spaces.cone import ClassMomentCone
@@ -66,6 +67,11 @@ class Components:
         """Samples of each component."""
         return np.array([len(rows) for rows in self.rows], dtype=np.int64)
 
+    def select(self, keep: NDArray[np.bool_]) -> Components:
+        """Return some of the components."""
+        rows = tuple(each for each, kept in zip(self.rows, keep, strict=True) if kept)
+        return Components(self.labels[keep], rows)
+
 
 def streams(
     counts: NDArray[np.int64], features: int, rank: Rank, largest_rank: int | None = None
@@ -94,7 +100,6 @@ def stream_cone(
     *,
     rank: Rank,
     int8: bool = True,
-    min_count: int,
     epsilon: float = 0.5,
     largest_rank: int | None = None,
 ) -> ClassMomentCone:
@@ -105,42 +110,25 @@ def stream_cone(
     inputs : tensor of shape (n, D)
         Inputs of the linear layer.
     components : Components
-        Which of them belong together.
+        Which of them belong together, and are sent: at least one.
     num_classes, rank, int8, epsilon, largest_rank
         As in `gems_flwr.moments.cone_building.build_cone`; the rank is not ``"full"``.
-    min_count : int
-        Components with fewer samples are withheld.
-
-    Raises
-    ------
-    SpaceError
-        If a value or label is out of range, or no component has enough samples.
     """
-    if not len(components.labels):
-        raise SpaceError("inputs", "at least one sample", 0)
-    _check(inputs, components, num_classes)
-    counts = components.counts
-    check_counts(counts, min_count)
-    keep = counts >= max(1, min_count)
-    kept = [rows for rows, is_kept in zip(components.rows, keep, strict=True) if is_kept]
     if isinstance(rank, int):
-        means, covariance = _of_one_rank(inputs, kept, rank, int8)
+        means, covariance = _of_one_rank(inputs, components.rows, rank, int8)
     else:
-        means, covariance = _as_counts_allow(inputs, kept, largest_rank, int8)
+        means, covariance = _as_counts_allow(inputs, components.rows, largest_rank, int8)
     return ClassMomentCone(
         num_classes=num_classes,
-        labels=components.labels[keep],
-        counts=counts[keep],
+        labels=components.labels,
+        counts=components.counts,
         means=means,
         covariance=covariance,
         epsilon=epsilon,
-        total_count=int(counts.sum()),
-        withheld=tuple(sorted(set(components.labels[~keep].tolist()))),
-        withheld_count=int(counts[~keep].sum()),
     )
 
 
-def _of_one_rank(inputs: Tensor, kept: list[Tensor], rank: int, int8: bool) -> tuple[Any, Any]:
+def _of_one_rank(inputs: Tensor, kept: Sequence[Tensor], rank: int, int8: bool) -> tuple[Any, Any]:
     if rank < 1:
         raise SpaceError("rank", "at least 1", rank)
     means, pairs = [], []
@@ -153,7 +141,7 @@ def _of_one_rank(inputs: Tensor, kept: list[Tensor], rank: int, int8: bool) -> t
 
 
 def _as_counts_allow(
-    inputs: Tensor, kept: list[Tensor], largest_rank: int | None, int8: bool
+    inputs: Tensor, kept: Sequence[Tensor], largest_rank: int | None, int8: bool
 ) -> tuple[Any, Any]:
     units = feature_units(inputs)
     means, shapes = [], []
@@ -166,7 +154,10 @@ def _as_counts_allow(
     return store_shapes(np.stack(means), shapes, units, int8)
 
 
-def _check(inputs: Tensor, components: Components, num_classes: int) -> None:
+def check_samples(inputs: Tensor, components: Components, num_classes: int) -> None:
+    """Refuse samples with a value or label out of range, or none at all."""
+    if not len(components.labels):
+        raise SpaceError("inputs", "at least one sample", 0)
     labels = torch.from_numpy(components.labels)
     for start in range(0, len(inputs), 8192):
         check_batch(inputs[start : start + 8192], labels, num_classes)

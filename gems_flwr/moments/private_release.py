@@ -102,7 +102,7 @@ class PrivateScore:
 
     def noised(self, right: int, total: int, seed: int | None = None) -> float:
         """Return a noisy share of right answers, from 0 to 1; `seed` as in `private_sums`."""
-        first, second = _normal(seed)(2)
+        first, second = normal_source(seed)(2)
         share = (right + self.noise * first) / max(1.0, total + self.noise * second)
         return float(min(1.0, max(0.0, share)))
 
@@ -150,7 +150,8 @@ def _check_private(epsilon: float, delta: float) -> None:
             raise OptionError(f"{name}: expected a number in (0, {high:g}), got {value}")
 
 
-def _normal(seed: int | None) -> Callable[..., NDArray[np.float64]]:
+def normal_source(seed: int | None) -> Callable[..., NDArray[np.float64]]:
+    """Return what draws normal noise: for simulations from a seed, else so that nobody can."""
     return secret_normal if seed is None else np.random.default_rng(seed).standard_normal
 
 
@@ -192,7 +193,7 @@ def private_sums(
     # A node without any sample answers like one with a single sample.
     held = sum_classes(in_chunks(clipped, labels), num_classes) if len(labels) else None
     classes = np.array(sorted(release.classes or range(num_classes)), dtype=np.int64)
-    normal = _normal(seed)
+    normal = normal_source(seed)
     width, sigma, clip = inputs.shape[1], release.noise, release.clip
     counts, sums = np.zeros(len(classes)), np.zeros((len(classes), width))
     outers = np.zeros((len(classes), width, width))

@@ -9,7 +9,9 @@ may be cut into several clusters, each a component of its own. For a rival j::
 
 A layer is good enough if ``m_cj >= kappa(epsilon) * sqrt(v_cj)`` and ``m_cj > 0`` for every
 component and rival: a second-order cone, convex for epsilon of at least 1/2. A class that the
-node never saw is only ever a rival, so missing classes need no correction.
+node never saw is only ever a rival, so missing classes need no correction. Of a class too small for
+a covariance only count and mean are sent: here its mean alone is to be told from the rivals; the
+server lends it a covariance (`gems_flwr.intersect.small_classes`).
 
 Decided here: ``kappa`` is the normal quantile. Strictness (``m > 0``) keeps out the zero layer,
 which ties on every sample.
@@ -37,7 +39,6 @@ from gems_flwr.errors import SpaceError
 from gems_flwr.spaces.checks import check_array, check_integer, check_keys, check_number, take
 from gems_flwr.spaces.covariance import (
     FullCovariance,
-    LowRankCovariance,
     Values,
     check_values,
     dense,
@@ -46,6 +47,12 @@ from gems_flwr.spaces.covariance import (
     unpack_values,
 )
 from gems_flwr.spaces.output_layer import flatten_linear, unflatten_linear
+from gems_flwr.spaces.partial_covariance import (
+    FORM_KEYS,
+    Covariance,
+    PartialCovariance,
+    covariance_from_arrays,
+)
 from gems_flwr.typing import Float
 
 # What messages and files call the quantile by which epsilon becomes kappa; there is no other.
@@ -71,8 +78,8 @@ class ClassMomentCone:
         Samples behind each component, at least 1.
     means : array of shape (components, features), float32 or int8
         Mean input of each component.
-    covariance : FullCovariance or LowRankCovariance
-        Spread of the inputs of each component.
+    covariance : FullCovariance, LowRankCovariance or PartialCovariance
+        Spread of the inputs of each component, or of some.
     epsilon : float
         Share of each component to be told from each rival, in [0.5, 1).
     total_count : int
@@ -95,7 +102,7 @@ class ClassMomentCone:
     labels: NDArray[np.int64]
     counts: NDArray[np.int64]
     means: Values
-    covariance: FullCovariance | LowRankCovariance
+    covariance: Covariance
     epsilon: float = 0.5
     total_count: int = 0
     withheld: tuple[int, ...] = ()
@@ -146,6 +153,13 @@ class ClassMomentCone:
     def size_bytes(self) -> int:
         """Bytes of all arrays on the wire."""
         return sum(int(a.nbytes) for a in self.to_arrays()[0].values())
+
+    @property
+    def lacking(self) -> NDArray[np.bool_]:
+        """Which components have no covariance of their own, shape (components,)."""
+        if isinstance(self.covariance, PartialCovariance):
+            return self.covariance.lacking
+        return np.zeros(len(self.labels), dtype=bool)
 
     @property
     def kappa(self) -> float:
@@ -217,19 +231,14 @@ class ClassMomentCone:
     def from_arrays(cls, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> ClassMomentCone:
         """Build a cone from what `to_arrays` returned, checking everything again."""
         form = take(meta, "form", "the cone's meta")
-        if form not in (FullCovariance.form, LowRankCovariance.form):
-            raise SpaceError("form", "full or low_rank", repr(form))
-        kinds = FullCovariance if form == FullCovariance.form else LowRankCovariance
+        if form not in FORM_KEYS:
+            raise SpaceError("form", " or ".join(FORM_KEYS), repr(form)[:80])
         own = ("labels", "counts", "means", "means.codes", "means.scales")
-        check_keys(arrays, (*own, *kinds.keys), f"a {form} cone")
+        check_keys(arrays, (*own, *FORM_KEYS[form]), f"a {form} cone")
         features = check_integer(
             "num_features", take(meta, "num_features", "meta"), 1, MAX_FEATURES
         )
-        covariance: FullCovariance | LowRankCovariance
-        if form == FullCovariance.form:
-            covariance = FullCovariance.from_arrays(arrays, features)
-        else:
-            covariance = LowRankCovariance.from_arrays(arrays)
+        covariance = covariance_from_arrays(arrays, form, features)
         if covariance.shape[1] != features:
             raise SpaceError("num_features", f"{covariance.shape[1]} as in the arrays", features)
         if (rule := take(meta, "rule", "the cone's meta")) != _RULE:
@@ -292,11 +301,17 @@ class ConeMargins:
 
 def spread(cone: ClassMomentCone, component: int, rows: Float) -> Float:
     """Return ``rows @ Sigma`` for one component, without building a low-rank Sigma."""
-    if isinstance(cone.covariance, FullCovariance):
-        return np.asarray(rows @ cone.covariance.matrices[component].astype(np.float64))
-    factor = cone.covariance.factor(component).astype(np.float64)
+    covariance = cone.covariance
+    if isinstance(covariance, PartialCovariance):
+        place = covariance.place(component)
+        if place is None or covariance.own is None:
+            return np.zeros_like(rows)
+        covariance, component = covariance.own, place
+    if isinstance(covariance, FullCovariance):
+        return np.asarray(rows @ covariance.matrices[component].astype(np.float64))
+    factor = covariance.factor(component).astype(np.float64)
     only = slice(component, component + 1)
-    variances = dense(cone.covariance.deviations, only)[0].astype(np.float64) ** 2
+    variances = dense(covariance.deviations, only)[0].astype(np.float64) ** 2
     return np.asarray((rows @ factor) @ factor.T + rows * variances)
 
 

@@ -33,11 +33,13 @@ from gems_flwr.intersect.aggregate import (
 )
 from gems_flwr.intersect.audit import audit_nodes
 from gems_flwr.intersect.cone_objective import ConeOptions
+from gems_flwr.intersect.moment_heads import Head, HeadOptions, Prior
 from gems_flwr.intersect.refinement import RIDGE
 from gems_flwr.intersect.screen_spaces import screen_spaces
 from gems_flwr.keyword_hints import with_hints
 from gems_flwr.moments.class_sums import ClassSums
 from gems_flwr.moments.cone_building import MIN_COUNT, cone_from_sums
+from gems_flwr.moments.small_means import MeanRule
 from gems_flwr.networks.backbone import SplitModel
 from gems_flwr.networks.layers import layers_below_output
 from gems_flwr.samples import Samples
@@ -47,6 +49,12 @@ from gems_flwr.server.gems_options import (
     SPACE_OPTIONS,
     check_gems_options,
     moved_options,
+)
+from gems_flwr.server.head_choice import (
+    ChooseBy,
+    HeadChoice,
+    check_head_options,
+    warn_of_missing,
 )
 from gems_flwr.server.log import log_warning
 from gems_flwr.server.loop import RoundLoop
@@ -64,6 +72,7 @@ from gems_flwr.spaces.output_layer import OutputLayer, find_output_layer
 from gems_flwr.spaces.space_files import Space, SpaceFolder
 from gems_flwr.typing import Arrays, Metrics
 from gems_flwr.wire.asking import ask_for_score, ask_for_space, freeze_below
+from gems_flwr.wire.choice_messages import Counts, ask_for_choice, unpack_choice_reply
 from gems_flwr.wire.gradient_requests import GradientType
 from gems_flwr.wire.handler_metrics import unpack_told
 from gems_flwr.wire.keys import EVALUATE, TRAIN
@@ -78,7 +87,7 @@ class Gems(RoundLoop):
 
     Parameters
     ----------
-    space : Cone, Ball or Ellipsoid, or "cone", "ball" or "ellipsoid"
+    space : Cone, Means, Ball or Ellipsoid, or "cone", "means", "ball" or "ellipsoid"
         What nodes are asked for; a word stands for the space with its defaults. Class moments,
         or the papers' balls and ellipsoids.
     epsilon : "auto", or mapping from node name to float, optional
@@ -89,9 +98,21 @@ class Gems(RoundLoop):
         Which point of the intersection; see `gems_flwr.intersect.intersect`. By default the
         smallest loss for cones, else the first on the way from the average.
     ridge : float, optional
-        Ridge of the cone objective, at least 0; by default that of the form of the moments.
+        Ridge of the cone objective, at least 0; by default that of the form of the moments. For
+        ``head="ridge"`` in units of the mean variance of a feature, 0.01 by default.
     class_weight : {"counts", "balanced"}
         Whether a class counts by its samples in the cone objective, or all the same.
+    head : {"cone", "ridge", "lda", "nearest_mean", "auto"}
+        What is made of class moments: the layer of the cone objective, or a closed form of others;
+        see `gems_flwr.intersect.moment_heads`. ``auto`` sends all of them to the nodes in one more
+        exchange, whose held-out data choose. (``qda`` is no linear layer and is refused.)
+    prior : "counts", "uniform" or float in [0, 1], default "counts"
+        How likely a class is for ridge and lda: by its samples, all the same, or samples to that
+        power. For cones there is `class_weight`.
+    shrinkage : float, optional
+        Of lda's covariance towards a round one, in [0, 1]; 0.05 by default.
+    choose_by : {"accuracy", "balanced_accuracy"}
+        By what ``auto`` chooses; the second tries more priors, and nodes count by class.
     on_empty : {"least", "relax", "retrain", "subset", "fail"}
         If the spaces do not meet: take the least violating point; lower epsilon until they do;
         let the nodes train again from new initial weights, up to `retrains` times, and add the
@@ -162,6 +183,10 @@ class Gems(RoundLoop):
     select: Literal["first", "margin", "objective"] | None = None
     ridge: float | None = None
     class_weight: Literal["counts", "balanced"] = "counts"
+    head: Head = "cone"
+    prior: Prior = "counts"
+    shrinkage: float | None = None
+    choose_by: ChooseBy = "accuracy"
     on_empty: Literal["least", "relax", "retrain", "subset", "fail"] = "least"
     retrains: int = 3
     initialise: Callable[[int], Arrays] | None = None
@@ -189,6 +214,10 @@ class Gems(RoundLoop):
         self.keep_replies = self.keep_replies and not self._space.is_summed
         check_tuning(self.tune, self.tune_rate, self.public)
         self._cone_options = ConeOptions(ridge=self.ridge, class_weight=self.class_weight)
+        self._head = HeadOptions(self.head, self.prior, self.shrinkage, self.ridge)
+        check_head_options(
+            self._head, self.choose_by, self._space, tune=self.tune, select=self.select
+        )
         for node in self.epsilon if isinstance(self.epsilon, Mapping) else [""]:
             self.request(node)
         self._spaces = SpaceFolder(self._folder() if self.checkpoint_dir else None)
@@ -196,7 +225,7 @@ class Gems(RoundLoop):
         self._first_round = 1
         self._unchecked: tuple[int, ...] | None = None
         again = self.verify or self.audit or self.on_empty == "retrain" or self.refine > 0
-        self._backbones = BackboneSender(self.backbone, keep=again)
+        self._backbones = BackboneSender(self.backbone, keep=again or self.head == "auto")
 
     @property
     def asked_space(self) -> SpaceRequest:
@@ -251,6 +280,9 @@ class Gems(RoundLoop):
                 step,
             ),
         )
+        chosen: dict[str, Any] = {"head": self.head}
+        if self.head == "auto":
+            found, chosen = self._chosen(server_round, grid, found, spaces, start, evaluate_config)
         arrays = layer.replace_in(start, found.point)
         last_round = self._first_round + self.rounds_needed - 1
         done = server_round == last_round or (found.intersection.feasible and not self.refine)
@@ -259,7 +291,8 @@ class Gems(RoundLoop):
             model = SplitModel.of(arrays, layer.keys)
             scores = self._scores(server_round, grid, model, evaluate_config, "verification")
         details = intersection_details(self._space.kind, found, spaces, scores)
-        details |= left_out_details(found, spaces, notes, convicted)
+        details |= left_out_details(found, spaces, notes, convicted) | chosen
+        warn_of_missing(server_round, details)
         if self.robust:
             details |= unchecked_details(self._unchecked)
         # Only now: a round that fails leaves everything as it was.
@@ -318,7 +351,43 @@ class Gems(RoundLoop):
             public=self._public(),
             rate=self.tune_rate,
             seed=self.seed,
+            head=self._head,
         )
+
+    def _chosen(
+        self,
+        server_round: int,
+        grid: Grid,
+        found: Aggregate,
+        spaces: Spaces,
+        start: Arrays,
+        config: ConfigRecord,
+    ) -> tuple[Aggregate, dict[str, Any]]:
+        """Let the nodes' held-out data choose among the heads."""
+        layer = find_output_layer(start, self.layer)
+        cones = [space for space in spaces.values() if isinstance(space, ClassMomentCone)]
+        cone, by = found.intersection, self.choose_by
+        choice = HeadChoice.among(
+            cones, cone, self._head, self._cone_options, by, self._space.score
+        )
+        models = [
+            SplitModel.of(layer.replace_in(start, each.point), layer.keys)
+            for each in choice.candidates.values()
+        ]
+
+        def ask(message: Message) -> None:
+            ask_for_choice(message.content, choice.request, [model.head for model in models])
+
+        def unpack(content: RecordDict) -> Counts:
+            self._backbones.refuse_lacking(content, layer.weight)
+            return unpack_choice_reply(content, choice.request, layer.num_classes)
+
+        nodes = self.choose_nodes(server_round, grid, 1.0, EVALUATE)
+        replies = self._backbones.collect(
+            self, server_round, nodes, models[0], config, ask, "choice"
+        )
+        counts = {answer.node: answer.value for answer in self.accept(replies, unpack)}
+        return choice.decided(counts, found, self.max_examples)
 
     def _audited(
         self, spaces: Spaces, scores: Callable[[NDArray, str], dict[str, float]]
@@ -442,7 +511,9 @@ class Gems(RoundLoop):
             s.with_samples_at_most(most) for s in received.values() if isinstance(s, ClassSums)
         ]
         total = sum(parts[1:], parts[0])
-        return {"all nodes": cone_from_sums(total, min_count=self._space.min_count or MIN_COUNT)}
+        least = self._space.min_count or MIN_COUNT
+        # The total's means are nobody's own: small classes keep theirs as they are.
+        return {"all nodes": cone_from_sums(total, min_count=least, mean_rule=MeanRule(1, True))}
 
     def _screened(
         self, spaces: dict[str, Space | CurvedSpace]

@@ -352,7 +352,8 @@ class LayerwiseGems(TunesOnPublicData):
     def _head(self, arrays: Arrays | None = None) -> Gems:
         """Return the one-round strategy for the output layer; without arrays, to check options."""
         head, options = self._output, dict[str, Any]()
-        if head.ridge is None and self._hidden and isinstance(head.asked_space, Cone):
+        is_cone = isinstance(head.asked_space, Cone) and head.head in ("cone", "auto")
+        if head.ridge is None and self._hidden and is_cone:
             options["ridge"] = HEAD_RIDGE
         if arrays is not None and self.tune and self.tune_layers == "last":
             options |= {"tune": self.tune, "tune_rate": self.tune_rate}
@@ -362,6 +363,10 @@ class LayerwiseGems(TunesOnPublicData):
             epsilon=head.epsilon,
             select=head.select,
             class_weight=head.class_weight,
+            head=head.head,
+            prior=head.prior,
+            shrinkage=head.shrinkage,
+            choose_by=head.choose_by,
             on_empty=head.on_empty,
             layer=head.layer,
             audit=head.audit,

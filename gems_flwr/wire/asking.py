@@ -10,6 +10,8 @@ a space         ``space-request``
 a score         ``verify``, and ``score-request`` if the score is to be noised
 a gradient      ``gradient-request``; an ArrayRecord ``refinement`` beside it
 losses          ``losses-request``, likewise
+a choice        ``choice-request``; an ArrayRecord ``candidates`` with all layers
+                (see `gems_flwr.wire.choice_messages`)
 neurons         ``neuron-request``, and ``frozen-layers``
 a trial         ``try-widths``: does the network run at other widths?
 statistics      ``statistics-request``

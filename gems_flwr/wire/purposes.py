@@ -13,6 +13,7 @@ from gems_flwr.wire.asking import (
     wants_name,
     wants_score,
 )
+from gems_flwr.wire.choice_messages import requested_choice
 from gems_flwr.wire.gradient_requests import requested_gradient, requested_losses
 from gems_flwr.wire.keys import SHARE_EXAMPLES
 from gems_flwr.wire.requests import AveragingRequest, ModelsRequest
@@ -23,8 +24,8 @@ def purpose_of(message: Message) -> str:
 
     ``train`` and ``evaluate`` are what an ordinary handler does. Most of what this library asks
     for travels in train messages as well, and has words of its own: ``names``, ``space``,
-    ``score``, ``gradient``, ``losses``, ``neurons``, ``statistics``; for local learners ``models``
-    (that nodes have) and ``delivery`` (of an average); for several models ``holdings``,
+    ``score``, ``choice``, ``gradient``, ``losses``, ``neurons``, ``statistics``; for local learners
+    ``models`` (that nodes have) and ``delivery`` (of an average); for several models ``holdings``,
     ``losses``, ``norms`` and ``models``.
 
     Examples
@@ -47,6 +48,7 @@ def purpose_of(message: Message) -> str:
         "losses": requested_losses(content) is not None,
         "neurons": requested_neurons(content) is not None,
         "score": wants_score(content),
+        "choice": requested_choice(content) is not None,
         "statistics": requested_statistics(content) is not None,
         "examples": kind == SHARE_EXAMPLES,
     }

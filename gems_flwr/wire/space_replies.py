@@ -24,6 +24,7 @@ from gems_flwr.spaces.covariance import FullCovariance, LowRankCovariance
 from gems_flwr.spaces.curved_space import CurvedSpace
 from gems_flwr.spaces.ellipsoid import EllipsoidSpace
 from gems_flwr.spaces.output_layer import OutputLayer
+from gems_flwr.spaces.partial_covariance import AND_MEANS, MEANS, PartialCovariance
 from gems_flwr.spaces.space_files import Space, space_from_arrays, space_to_arrays
 from gems_flwr.wire.keys import (
     CLASS_SUMS,
@@ -36,7 +37,7 @@ from gems_flwr.wire.keys import (
 )
 from gems_flwr.wire.model_replies import pack_name
 from gems_flwr.wire.records import checked_array, read_json
-from gems_flwr.wire.space_requests import Cone, SpaceRequest
+from gems_flwr.wire.space_requests import Cone, Means, SpaceRequest
 
 NodeSpace = Space | CurvedSpace | ClassSums
 
@@ -105,8 +106,8 @@ def unpack_score_reply(content: RecordDict) -> float:
 
 
 def _check_fit(space: Space, request: SpaceRequest, layer: OutputLayer) -> None:
-    if space.kind != request.kind:
-        raise SpaceError("kind", request.kind, space.kind)
+    if space.kind != request.space_kind:
+        raise SpaceError("kind", request.space_kind, space.kind)
     wanted: tuple[int, ...]
     got: tuple[int, ...]
     if isinstance(space, ClassMomentCone):
@@ -114,6 +115,8 @@ def _check_fit(space: Space, request: SpaceRequest, layer: OutputLayer) -> None:
         got = (space.num_classes, space.num_features)
         if isinstance(request, Cone):
             _check_moments(space, request)
+        if isinstance(request, Means):
+            _check_means(space, request)
     else:
         wanted, got = (layer.dimension,), (space.dimension,)
     if wanted != got:
@@ -126,15 +129,30 @@ def _check_moments(cone: ClassMomentCone, request: Cone) -> None:
         raise SpaceError("total_count", f"at most {MAX_EXAMPLES:g}", cone.total_count)
     forms = {"auto": (FullCovariance.form, LowRankCovariance.form), "full": (FullCovariance.form,)}
     allowed = forms.get(str(request.rank), (LowRankCovariance.form,))
+    # Of small classes there are means alone, whatever the form of the others.
+    allowed = (*allowed, *(form + AND_MEANS for form in allowed), MEANS)
     if cone.covariance.form not in allowed:
         raise SpaceError("form", " or ".join(allowed), cone.covariance.form)
-    if isinstance(cone.covariance, LowRankCovariance) and isinstance(request.rank, int):
-        rank = max(cone.covariance.rank(entry) for entry in range(len(cone.labels)))
+    whole = cone.covariance
+    own = whole.own if isinstance(whole, PartialCovariance) else whole
+    if isinstance(own, LowRankCovariance) and isinstance(request.rank, int):
+        rank = max(own.rank(entry) for entry in range(own.shape[0]))
         if rank > request.rank:
             raise SpaceError("rank", f"at most {request.rank}", rank)
     entries = np.bincount(cone.labels, minlength=cone.num_classes)
     if entries.max() > request.clusters:
         raise SpaceError("labels", f"at most {request.clusters} entries of a class", entries.max())
+
+
+def _check_means(cone: ClassMomentCone, request: Means) -> None:
+    """Refuse covariances that were not asked for, and more groups of a class than were."""
+    if cone.total_count > MAX_EXAMPLES:
+        raise SpaceError("total_count", f"at most {MAX_EXAMPLES:g}", cone.total_count)
+    if not cone.lacking.all():
+        raise SpaceError("form", "means", cone.covariance.form)
+    entries = np.bincount(cone.labels, minlength=cone.num_classes)
+    if entries.max() > request.groups:
+        raise SpaceError("labels", f"at most {request.groups} entries of a class", entries.max())
 
 
 def _pack_sums(sums: ClassSums) -> ArrayRecord:

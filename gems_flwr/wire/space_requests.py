@@ -1,8 +1,8 @@
 """The good-enough spaces that a node can be asked for: one frozen value for each kind.
 
-`Cone`, `Ball` and `Ellipsoid` are what `Gems(space=…)` takes, what crosses the wire as text, and
-what builds the space on the node. A new kind of space is one more subclass of `SpaceRequest`,
-beside its set (see `gems_flwr.spaces.convex_set`); nothing else has to know of it.
+`Cone`, `Ball`, `Ellipsoid` and `Means` are what `Gems(space=…)` takes, what crosses the wire as
+text, and what builds the space on the node. A new kind of space is one more subclass of
+`SpaceRequest`, beside its set (see `gems_flwr.spaces.convex_set`); nothing else has to know of it.
 
 Decided here: the values are light (no torch until a space is built), and each has the options
 of its own kind alone.
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from gems_flwr.moments.class_sums import ClassSums
     from gems_flwr.moments.private_release import PrivateRelease
+    from gems_flwr.moments.small_means import MeanRule
     from gems_flwr.radii.layer_data import LayerData
     from gems_flwr.samples import Samples
     from gems_flwr.spaces.ball import BallSpace
@@ -59,6 +60,11 @@ class NodeLayer:
         Source of whatever is random, but for private noise without `dp_seeded`.
     largest_rank : int, optional
         Most directions of a class that the node shows.
+    mean_rule : MeanRule, optional
+        How the node shows the means of classes that are too small for a covariance.
+    least_in_sums : int, optional
+        Fewest samples of a class in sums of which only the total is looked at, where that is the
+        node's own choice and not the request's.
     """
 
     weight: Tensor
@@ -66,6 +72,8 @@ class NodeLayer:
     samples: Samples
     seed: int
     largest_rank: int | None = None
+    mean_rule: MeanRule | None = None
+    least_in_sums: int | None = None
 
 
 @dataclass(frozen=True)
@@ -123,6 +131,11 @@ class SpaceRequest(JsonRequest, ABC):
     def score(self) -> ScoreRequest:
         """How scores are to be asked for by a server that asked for this space."""
         return ScoreRequest()
+
+    @property
+    def space_kind(self) -> str:
+        """The kind of the set that comes back."""
+        return self.kind
 
     @property
     def is_curved(self) -> bool:
@@ -184,7 +197,9 @@ def as_space_request(space: SpaceRequest | str) -> SpaceRequest:
     if isinstance(space, SpaceRequest):
         return space
     if not isinstance(space, str):
-        raise OptionError(f"space must be a Cone, Ball or Ellipsoid, or its name, got {space!r}")
+        raise OptionError(
+            f"space must be a Cone, Means, Ball or Ellipsoid, or its name, got {space!r}"
+        )
     if space not in _KINDS:
         raise OptionError(f"space must be one of {list(_KINDS)}, got '{space}'")
     return _KINDS[space]()
@@ -209,7 +224,9 @@ class Cone(SpaceRequest):
     int8 : bool, default True
         Whether low-rank moments are sent in eight bits.
     min_count : int, optional
-        Classes with fewer samples are withheld, at least 2; see `cone_building.least_count`.
+        Classes with fewer samples, at least 2, go as count and mean alone, as far as the node's
+        limits show those; see `cone_building.least_count` and `moments.small_means`. For `sums` the
+        total counts.
     sums : bool, default False
         Whether full moments are sent as plain sums over all classes, of one shape for every
         node: all that the server, or a secure summation before it, ever needs is their total.
@@ -298,7 +315,7 @@ class Cone(SpaceRequest):
         classes = max(2, node.weight.shape[0])
         if self.sums:
             sums = sum_classes(in_chunks(inputs, labels), classes)
-            return sums.over_all_classes(self.min_count or MIN_COUNT)
+            return sums.over_all_classes(node.least_in_sums or self.min_count or MIN_COUNT)
         return build_cone(
             inputs,
             labels,
@@ -312,6 +329,7 @@ class Cone(SpaceRequest):
             seed=node.seed,
             noise_seed=node.seed if self.dp_seeded else None,
             largest_rank=node.largest_rank,
+            mean_rule=node.mean_rule,
         )
 
 
@@ -465,3 +483,69 @@ class Ellipsoid(Centered):
         space = build_ellipsoid(data, quality, self.radius, floor=self.floor, **search)
         axes = space.radii.astype(np.float64) / space.radius.value
         return space, dataclasses.replace(data, axes=torch.from_numpy(axes).to(data.weight))
+
+
+@with_hints(_hint)
+@dataclass(frozen=True)
+class Means(SpaceRequest):
+    """Counts and means of the classes alone, from whose spread the server estimates covariances.
+
+    FedCOF's message: a few kilobytes. It needs several means of a class, from several nodes or
+    from random groups of a node's samples. For ``Gems(head="lda")`` and its like.
+
+    Parameters
+    ----------
+    groups : int, default 1
+        Random groups of each class on a node, whose means are sent; at least 1.
+    int8 : bool, default False
+        Whether means are sent in eight bits, which blurs the spread of many groups.
+    min_count : int, optional
+        Fewest samples of a mean, at least 2; by default what the node's limits allow.
+    dp_seeded : bool, default False
+        See `SpaceRequest`.
+
+    Examples
+    --------
+    >>> from gems_flwr import Gems, Means
+    >>> Gems(space=Means(groups=8), head="lda").request().to_json()
+    '{"kind": "means", "groups": 8}'
+    """
+
+    kind: ClassVar[str] = "means"
+    needs_training: ClassVar[bool] = False
+    reads: ClassVar[Literal["validation", "train"]] = "train"
+
+    groups: int = 1
+    int8: bool = False
+    min_count: int | None = None
+
+    def __post_init__(self) -> None:
+        least = self.min_count
+        self.check(
+            {
+                "groups": (self.groups >= 1, "at least 1"),
+                "min_count": (least is None or least >= 2, "at least 2, or none"),
+            }
+        )
+
+    @property
+    def space_kind(self) -> str:
+        """A cone whose components all lack a covariance."""
+        return Cone.kind
+
+    def build(self, node: NodeLayer) -> ClassMomentCone:
+        """Return the means; of the layer only the shape counts."""
+        from gems_flwr.moments.group_means import build_means
+        from gems_flwr.moments.small_means import MeanRule
+
+        rule = node.mean_rule or MeanRule()
+        least = max(rule.least, self.min_count or 0)
+        return build_means(
+            node.samples.inputs,
+            node.samples.labels,
+            max(2, node.weight.shape[0]),
+            groups=self.groups,
+            int8=self.int8,
+            rule=dataclasses.replace(rule, least=least),
+            seed=node.seed,
+        )

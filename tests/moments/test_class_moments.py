@@ -16,6 +16,7 @@ from gems_flwr.moments.class_sums import in_chunks, sum_classes
 from gems_flwr.moments.cone_building import build_cone, cone_from_sums
 from gems_flwr.moments.low_rank import compress, factor
 from gems_flwr.moments.private_release import PrivateRelease, gaussian_noise, private_sums
+from gems_flwr.moments.small_means import MeanRule
 from gems_flwr.spaces.covariance import LowRankCovariance, QuantizedArray
 
 
@@ -66,7 +67,7 @@ def test_a_class_with_few_samples_is_withheld_and_listed():
     assert cone.withheld_count == 5
     assert cone.total_count == len(x)
     with pytest.raises(SpaceError, match="at least 1000"):
-        build_cone(x, y, 3, min_count=1000)
+        build_cone(x, y, 3, min_count=1000, mean_rule=MeanRule(least=1000))
 
 
 def test_an_entry_never_has_fewer_samples_than_its_rank():
