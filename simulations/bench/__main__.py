@@ -12,7 +12,16 @@ from rich.console import Console
 from simulations.command_line import CommandParser, UsageError, run_command
 
 # Each is a module NAME_cost with a function `report`.
-PARTS = ("messages", "spaces", "memory", "neurons", "merging", "averaging", "sampling")
+PARTS = (
+    "messages",
+    "spaces",
+    "moments",
+    "memory",
+    "neurons",
+    "merging",
+    "averaging",
+    "sampling",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
