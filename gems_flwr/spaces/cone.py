@@ -231,7 +231,7 @@ class ClassMomentCone:
     def from_arrays(cls, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> ClassMomentCone:
         """Build a cone from what `to_arrays` returned, checking everything again."""
         form = take(meta, "form", "the cone's meta")
-        if form not in FORM_KEYS:
+        if not isinstance(form, str) or form not in FORM_KEYS:
             raise SpaceError("form", " or ".join(FORM_KEYS), repr(form)[:80])
         own = ("labels", "counts", "means", "means.codes", "means.scales")
         check_keys(arrays, (*own, *FORM_KEYS[form]), f"a {form} cone")

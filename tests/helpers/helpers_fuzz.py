@@ -14,10 +14,13 @@ from helpers_spaces import (
     CURVED,
     EXAMPLES,
     FULL,
+    FULL_PARTIAL,
     LAYER,
     LOW,
+    MEANS,
     MIXED,
     NEURONS,
+    PARTIAL,
     SUMS,
 )
 
@@ -27,6 +30,12 @@ from gems_flwr.intersect.aggregate import aggregate_spaces
 from gems_flwr.moments.class_sums import ClassSums
 from gems_flwr.moments.cone_building import cone_from_sums
 from gems_flwr.wire.averaging_replies import pack_averaging_reply, unpack_averaging_reply
+from gems_flwr.wire.choice_messages import (
+    ChoiceRequest,
+    Counts,
+    pack_choice_reply,
+    unpack_choice_reply,
+)
 from gems_flwr.wire.model_replies import (
     pack_examples_reply,
     pack_metrics_reply,
@@ -45,7 +54,7 @@ from gems_flwr.wire.space_replies import (
     unpack_score_reply,
     unpack_space_reply,
 )
-from gems_flwr.wire.space_requests import Ball, Cone, Ellipsoid
+from gems_flwr.wire.space_requests import Ball, Cone, Ellipsoid, Means
 
 MEGABYTE = 2**20
 
@@ -143,6 +152,13 @@ def use_space(request, honest):
     return use
 
 
+def use_choice(content):
+    request = ChoiceRequest(candidates=2, by_class=True)
+    counts = unpack_choice_reply(content, request, LAYER.num_classes)
+    finite(counts.seen, counts.right)
+    assert (counts.right <= counts.seen).all()
+
+
 def use_neurons(content):
     shape = {"width": 5, "dimension": 6, "outgoing": 2, "server_round": 3}
     request = Neurons(epsilon=0.1, radius="worst").in_layer(1)
@@ -184,6 +200,16 @@ REPLIES = {
     "curved": (
         pack_space_reply(CURVED, name="n"),
         use_space(Ellipsoid(epsilon=0.4, radius="certified", curve=True), CURVED),
+    ),
+    "partial cone": (pack_space_reply(PARTIAL, name="n"), use_space(Cone(rank=2), PARTIAL)),
+    "partial full cone": (
+        pack_space_reply(FULL_PARTIAL, name="n"),
+        use_space(Cone(rank="full"), FULL_PARTIAL),
+    ),
+    "means": (pack_space_reply(MEANS, name="n"), use_space(Means(), MEANS)),
+    "choice": (
+        pack_choice_reply(Counts(np.array([5.0, 0, 3]), np.array([[2.0, 0, 1]] * 2)), name="n"),
+        use_choice,
     ),
     "full cone": (pack_space_reply(FULL, name="n"), use_space(Cone(), FULL)),
     "low-rank cone": (

@@ -13,6 +13,7 @@ from gems_flwr.spaces.curved_space import CurvedSpace
 from gems_flwr.spaces.ellipsoid import EllipsoidSpace
 from gems_flwr.spaces.neuron_balls import NeuronBalls
 from gems_flwr.spaces.output_layer import OutputLayer
+from gems_flwr.spaces.partial_covariance import PartialCovariance
 from gems_flwr.spaces.radius import Radius
 
 CLASSES, FEATURES = 3, 4
@@ -38,6 +39,18 @@ MIXED = ClassMomentCone(
     ),
     **(COMMON | {"means": LOW.means}),
 )
+# Drawn apart, so that what the others are does not depend on it.
+SMALL = np.random.default_rng(1).normal(size=(3, FEATURES))
+_ALL = COMMON | {"labels": [0, 1, 2], "counts": [40, 9, 50], "withheld": (), "withheld_count": 0}
+PARTIAL = ClassMomentCone(
+    covariance=PartialCovariance(LOW.covariance, np.array([False, True, False]), FEATURES),
+    **(_ALL | {"means": quantize(SMALL, axis=1)}),
+)
+FULL_PARTIAL = ClassMomentCone(
+    covariance=PartialCovariance(FULL.covariance, np.array([False, True, False]), FEATURES),
+    **(_ALL | {"means": SMALL}),
+)
+MEANS = ClassMomentCone(covariance=PartialCovariance.none(3, FEATURES), **(_ALL | {"means": SMALL}))
 SAMPLES = RNG.normal(size=(CLASSES, 40, FEATURES))
 SUMS = ClassSums(
     CLASSES,

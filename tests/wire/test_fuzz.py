@@ -176,9 +176,13 @@ def test_metrics_are_refused_exactly_if_one_is_missing_or_out_of_bounds(cases):
 
 
 # Replies that answer another question as well: one with a model holds metrics, and a cone may come
-# in any form where none was asked for.
+# in any form where none was asked for. Means alone are what a node sends that has too few samples.
 CONES = {"full cone", "low-rank cone", "automatic cone"}
+CONES |= {"partial cone", "partial full cone", "means"}
 ALSO_ANSWERED_BY = {
+    "partial cone": {"low-rank cone", "means"},
+    "partial full cone": {"full cone", "means"},
+    "low-rank cone": {"partial cone", "means"},
     "model": {"averaging"},
     "metrics": {"model", "averaging"},
     "full cone": CONES,
