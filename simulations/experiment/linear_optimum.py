@@ -1,9 +1,9 @@
 """The best pooled model, where there is one: a linear output layer on fixed features.
 
 That is logistic regression, and every network whose only weights are those of its output layer,
-such as one on a seeded lift. The ridge is chosen on a tenth of the pooled training data, which is
-held out class by class; then the layer is solved again on all of it. The nodes' own validation
-parts are not sent and play no role.
+such as one on a seeded lift. The ridge is chosen by cross-validation within the pooled training
+data; then the layer is solved on all of it. The nodes' own validation parts are not sent and play
+no role.
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ from gems_flwr.errors import ModelError
 from gems_flwr.networks.inputs import LayerReader
 from gems_flwr.spaces.output_layer import flatten_linear
 from gems_flwr.typing import Arrays
-from simulations.data.splits import split_validation
-from simulations.experiment.softmax_regression import TOLERANCE, choose_ridge, solve
+from simulations.experiment.softmax_regression import (
+    TOLERANCE,
+    choose_ridge,
+    solve,
+    stratified_folds,
+)
 
-HELD_OUT = 0.1
+FOLDS = 5
 
 
 def linear_optimum(
@@ -35,14 +39,14 @@ def linear_optimum(
     data : pair of tensors
         All inputs as the model sees them, and all labels.
     seed : int
-        Decides what is held out; at least 0.
+        Decides what is held out when; at least 0.
 
     Returns
     -------
     tuple or None
         Arrays by name, and for a result's details ``ridge``, ``objective`` (the mean loss with its
         ridge), ``gradient_norm`` (at most ``gradient_tolerance`` if it has ``converged``),
-        ``steps`` of the solver, and on what was held out ``validation_accuracy`` and
+        ``steps`` of the solver, and from cross-validation ``validation_accuracy`` and
         ``validation_loss``.
     """
     arrays = {name: each.detach().cpu().numpy() for name, each in model.state_dict().items()}
@@ -54,11 +58,11 @@ def linear_optimum(
     if layer.bias is None or layer.outputs < 2 or arrays.keys() != set(layer.keys):
         return None
     seen = reader.read(data, layer)
-    train, held_out = split_validation(data[1].numpy(), HELD_OUT, seed)
     choice = choose_ridge(
-        (seen.inputs[train], seen.labels[train]),
-        (seen.inputs[held_out], seen.labels[held_out]),
+        seen.inputs,
+        seen.labels,
         classes=layer.outputs,
+        folds=stratified_folds(seen.labels, FOLDS, seed),
     )
     best = solve(
         seen.inputs,

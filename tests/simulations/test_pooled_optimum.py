@@ -16,7 +16,13 @@ from simulations.config import compose_config
 from simulations.data.examples import Examples
 from simulations.experiment.experiment import experiment_of
 from simulations.experiment.linear_optimum import linear_optimum
-from simulations.experiment.softmax_regression import RIDGES, TOLERANCE, choose_ridge, solve
+from simulations.experiment.softmax_regression import (
+    RIDGES,
+    TOLERANCE,
+    choose_ridge,
+    solve,
+    stratified_folds,
+)
 from simulations.run import run
 
 
@@ -85,7 +91,7 @@ def test_the_ridge_is_the_one_that_is_right_most_often_on_what_is_held_out():
     noise = torch.randn((400, 37), generator=torch.Generator().manual_seed(0))
     x = torch.hstack([x, noise])
     train, held_out = (x[:80], y[:80]), (x[80:], y[80:])
-    choice = choose_ridge(train, held_out, classes=3)
+    choice = choose_ridge(x, y, classes=3, folds=[torch.arange(80, 400)])
     accuracies = {}
     for ridge in RIDGES:
         model = LogisticRegression(C=1 / (80 * ridge), tol=1e-8, max_iter=10**5)
@@ -98,13 +104,23 @@ def test_the_ridge_is_the_one_that_is_right_most_often_on_what_is_held_out():
 
 def test_of_ridges_that_are_right_equally_often_the_least_loss_is_taken():
     x, y = blobs(rows=90, features=2)
-    found = choose_ridge((x, y), (x[:3], y[:3]), classes=3, ridges=(1.0, 0.1, 0.01))
+    ridges = (1.0, 0.1, 0.01)
+    found = choose_ridge(x, y, classes=3, folds=[torch.arange(3)], ridges=ridges)
     losses = {}
-    for ridge in (1.0, 0.1, 0.01):
-        layer = solve(x, y, classes=3, ridge=ridge).layer
+    for ridge in ridges:
+        layer = solve(x[3:], y[3:], classes=3, ridge=ridge).layer
         right = (x[:3].double() @ layer[:, :-1].T + layer[:, -1]).argmax(1) == y[:3]
         losses[ridge] = (-float(right.double().mean()), float(objective(x[:3], y[:3], layer, 0.0)))
     assert found.ridge == min(losses, key=losses.get)
+
+
+def test_folds_hold_out_every_row_once_and_every_class_evenly():
+    y = torch.tensor([0] * 20 + [1] * 11 + [2] * 4)
+    folds = stratified_folds(y, 5, seed=3)
+    assert sorted(torch.cat(folds).tolist()) == list(range(35))
+    for label, least, most in ((0, 4, 4), (1, 2, 3), (2, 0, 1)):
+        assert all(least <= int((y[fold] == label).sum()) <= most for fold in folds)
+    assert not torch.equal(folds[0], stratified_folds(y, 5, seed=4)[0])
 
 
 @pytest.mark.parametrize(
