@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from gems_flwr.strategies.dynamic_averaging import DynamicAveraging as DynamicAveraging
     from gems_flwr.strategies.ensemble import Ensemble as Ensemble
     from gems_flwr.strategies.fedavg import FedAvg as FedAvg
+    from gems_flwr.strategies.flower_strategy import FlowerStrategy as FlowerStrategy
     from gems_flwr.strategies.gems import Gems as Gems
     from gems_flwr.strategies.layerwise_gems import LayerwiseGems as LayerwiseGems
     from gems_flwr.strategies.local_models import LocalModels as LocalModels
@@ -115,6 +116,7 @@ _STRATEGIES = {
     "DynamicAveraging": "strategies.dynamic_averaging",
     "Ensemble": "strategies.ensemble",
     "FedAvg": "strategies.fedavg",
+    "FlowerStrategy": "strategies.flower_strategy",
     "Gems": "strategies.gems",
     "LayerwiseGems": "strategies.layerwise_gems",
     "LocalModels": "strategies.local_models",

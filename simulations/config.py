@@ -153,6 +153,9 @@ class RunConfig:
         """Return a short digest of everything that can change the result."""
         values = {k: v for k, v in asdict(self).items() if k not in _NOT_IN_NAME}
         values["strategy"] = flat_strategy(self.strategy)
+        if values["strategy"].get("converged") is False:
+            # What strategy=global was before it had the option, and the papers' rows still are.
+            del values["strategy"]["converged"]
         if not self.multi_model.tasks:
             # Without tasks it means nothing, and runs made before it existed keep their names.
             del values["multi_model"]

@@ -69,6 +69,8 @@ SQUARED_MU = "squared-mu"
 
 # Flower's own: what its secure aggregation puts into messages and replies.
 SECAGG_CONFIGS = "secaggplus_configs"
+# Likewise: how strongly its FedProx wants nodes to be pulled back to the model that they got.
+PROXIMAL_MU = "proximal-mu"
 
 MULTI_MODEL = "multi-model"
 MODEL = "model"

@@ -31,12 +31,13 @@ from gems_flwr.server.settings import Callback
 from gems_flwr.server.stopping import PatienceExhausted, StopRule, TargetReached
 from gems_flwr.strategies.fedavg import FedAvg
 from gems_flwr.typing import Arrays
-from gems_flwr.wire.keys import FROZEN_LAYERS, NEURON_REQUEST, SERVER_ROUND
+from gems_flwr.wire.keys import FROZEN_LAYERS, NEURON_REQUEST, PROXIMAL_MU, SERVER_ROUND
 from gems_flwr.wire.records import to_numpy
 from simulations.config import ConfigError, RunConfig
 from simulations.data.examples import Dataset, Examples
 from simulations.data.own_data import read_own_data
 from simulations.data.splits import split_validation
+from simulations.experiment.linear_optimum import linear_optimum
 from simulations.experiment.remembered import fit_once
 from simulations.experiment.training import TrainOptions, probabilities, tensors
 from simulations.streams.learning import learn
@@ -175,9 +176,11 @@ class Experiment:
         # Copied, because Hydra takes longer to build a small model than a node to train it.
         return copy.deepcopy(self._initial_model)
 
-    def fit(self, model: nn.Module, examples: Examples, seed: int) -> dict[str, float]:
+    def fit(
+        self, model: nn.Module, examples: Examples, seed: int, proximal_mu: float = 0.0
+    ) -> dict[str, float]:
         """Train a model in place with the run's options."""
-        return self._fit(model, examples, seed, self.config.train_options)
+        return self._fit(model, examples, seed, self.config.train_options, proximal_mu)
 
     def fit_output(self, model: nn.Module, examples: Examples, seed: int) -> dict[str, float]:
         """Train a model whose other layers are frozen, for as long as that is to take."""
@@ -187,7 +190,12 @@ class Experiment:
         return self._fit(model, examples, seed, options)
 
     def _fit(
-        self, model: nn.Module, examples: Examples, seed: int, options: TrainOptions
+        self,
+        model: nn.Module,
+        examples: Examples,
+        seed: int,
+        options: TrainOptions,
+        proximal_mu: float = 0.0,
     ) -> dict[str, float]:
         backend = self.config.backend
         return fit_once(
@@ -199,6 +207,7 @@ class Experiment:
             seed=seed,
             device=backend.device,
             threads=backend.threads,
+            proximal_mu=proximal_mu,
         )
 
     def learn(
@@ -282,6 +291,7 @@ class Experiment:
         # Some strategies work with the server's own data or model; they get what they name.
         offered: dict[str, Any] = {
             "fit": self._fit_pooled,
+            "optimum": self._pooled_optimum,
             "input_shape": self.dataset.input_shape,
             "initialise": self._initialise,
             "build_model": self.build_model,
@@ -361,6 +371,13 @@ class Experiment:
         self.fit(model, Examples(features, labels), seed)
         return to_numpy(ArrayRecord(model.state_dict()))
 
+    def _pooled_optimum(
+        self, arrays: Arrays, features: NDArray, labels: NDArray, seed: int
+    ) -> tuple[Arrays, Mapping[str, Any]] | None:
+        """Return the best model on pooled data, where it is a linear layer on fixed features."""
+        model, pooled = resize_model(self.build_model(), arrays), Examples(features, labels)
+        return linear_optimum(model, self.tensors(pooled), seed)
+
     def _learn_serially(
         self, server_round: int, arrays: Arrays, memory: Arrays
     ) -> tuple[Arrays, Arrays, Mapping[str, float]]:
@@ -439,7 +456,8 @@ class NodeTask(Task):
         if FROZEN_LAYERS in config and not features_only:
             return Report(len(share), experiment.fit_output(model, share, seed))
         if not features_only or subclasses == 1:
-            return Report(len(share), experiment.fit(model, share, seed))
+            mu = float(config.get(PROXIMAL_MU, 0.0))
+            return Report(len(share), experiment.fit(model, share, seed, mu))
         inputs, labels = experiment.tensors(share)
         split = split_classes(inputs, labels, subclasses, derive_seed(seed, "subclasses"))
         with other_output_layer(model, int(split.max()) + 1, derive_seed(seed, "output")):

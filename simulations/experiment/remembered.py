@@ -168,6 +168,7 @@ def fit_once(
     seed: int,
     device: str = "cpu",
     threads: int = 1,
+    proximal_mu: float = 0.0,
 ) -> dict[str, float]:
     """Train a model in place, or load what the same training gave before; see `remember_training`.
 
@@ -176,7 +177,7 @@ def fit_once(
     architecture : str
         What the model was built from: two models with the same weights may still differ in what
         they do with them.
-    model, examples, scale, options, seed, device, threads
+    model, examples, scale, options, seed, device, threads, proximal_mu
         As in `simulations.experiment.training.fit`.
 
     Returns
@@ -191,6 +192,9 @@ def fit_once(
         "device": device,
         "threads": threads,
     }
+    if proximal_mu:
+        # Only then, so that what was remembered before FedProx came is still found.
+        schedule["proximal_mu"] = proximal_mu
     memory = _memory
     if memory is None or not _shows_all(model):
         return fit(model, examples, **schedule)

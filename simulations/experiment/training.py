@@ -7,7 +7,7 @@ per example would be most of the time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -102,6 +102,7 @@ def fit(
     seed: int,
     device: str = "cpu",
     threads: int = 1,
+    proximal_mu: float = 0.0,
 ) -> dict[str, float]:
     """Train a model in place with cross entropy.
 
@@ -127,19 +128,25 @@ def fit(
     threads : int
         CPU threads, at least 1. Sums are divided among threads, so the same seed gives the same
         bits only for the same number; one is also the quickest for small models.
+    proximal_mu : float
+        FedProx's μ, at least 0: μ / 2 times the squared distance from the weights that the model
+        came with is added to what is minimised (Li et al. 2020, equation 2).
 
     Returns
     -------
     dict of str to float
-        ``train_loss`` and ``train_accuracy``, means over the last epoch as it went (with dropout,
-        and with the weights of each step), and ``epochs``, the number run.
+        ``train_loss`` (without the proximal term) and ``train_accuracy``, means over the last epoch
+        as it went (with dropout, and with the weights of each step), and ``epochs``, the number
+        run.
 
     Raises
     ------
     OptionError
-        If there are no examples or no trainable weights, the device is not there, or ``threads`` is
-        below 1.
+        If there are no examples or no trainable weights, the device is not there, ``threads`` is
+        below 1 or ``proximal_mu`` below 0.
     """
+    if not 0 <= proximal_mu < float("inf"):
+        raise OptionError(f"proximal_mu must be a number of at least 0, got {proximal_mu!r}")
     if len(examples) == 0:
         raise OptionError("training needs at least one example, got none")
     weights = [weight for weight in model.parameters() if weight.requires_grad]
@@ -158,9 +165,11 @@ def fit(
     ):
         inputs, targets = tensors(examples, scale=scale, device=where)
         optimizer = make_optimizer(weights, options)
+        pull = Proximal(weights, proximal_mu) if proximal_mu else None
         while epochs < options.epochs:
             order = torch.randperm(len(targets), generator=shuffler).to(where)
-            loss, accuracy = _epoch(model, optimizer, inputs, targets, order, options.batch_size)
+            batches = torch.split(order, options.batch_size)
+            loss, accuracy = _epoch(model, optimizer, inputs, targets, batches, pull)
             epochs += 1
             stale = 0 if accuracy > best else stale + 1
             best = max(best, accuracy)
@@ -232,29 +241,54 @@ def _features(features: NDArray[np.generic], scale: float) -> torch.Tensor:
     return torch.from_numpy(features.astype(np.float32)).mul_(scale)
 
 
+class Proximal:
+    """FedProx's pull towards where the weights were when training began.
+
+    Parameters
+    ----------
+    weights : list of nn.Parameter
+        What is trained, as it stands now.
+    mu : float
+        How strong the pull is.
+    """
+
+    def __init__(self, weights: list[nn.Parameter], mu: float) -> None:
+        self._mu = mu
+        self._start = [(weight, weight.detach().clone()) for weight in weights]
+
+    def add_gradient(self) -> None:
+        """Add the gradient of μ / 2 · |w − w₀|² to that of the loss."""
+        with torch.no_grad():
+            for weight, start in self._start:
+                if weight.grad is not None:
+                    weight.grad.add_(weight - start, alpha=self._mu)
+
+
 def _epoch(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     inputs: torch.Tensor,
     targets: torch.Tensor,
-    order: torch.Tensor,
-    batch_size: int,
+    batches: Sequence[torch.Tensor],
+    pull: Proximal | None,
 ) -> tuple[float, float]:
     """Run one pass over the examples; return its mean loss and accuracy."""
     # Sums stay tensors until the end: reading a number each step would stall a GPU.
     loss_sum = torch.zeros((), dtype=torch.float64, device=inputs.device)
     correct = torch.zeros((), dtype=torch.int64, device=inputs.device)
-    for batch in torch.split(order, batch_size):
+    for batch in batches:
         labels = targets[batch]
         logits = model(inputs[batch])
         loss = F.cross_entropy(logits, labels)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
+        if pull is not None:
+            pull.add_gradient()
         optimizer.step()
         with torch.no_grad():
             loss_sum += loss * len(batch)
             correct += (logits.argmax(1) == labels).sum()
-    return float(loss_sum) / len(order), int(correct) / len(order)
+    return float(loss_sum) / len(targets), int(correct) / len(targets)
 
 
 def make_optimizer(weights: list[nn.Parameter], options: TrainOptions) -> torch.optim.Optimizer:

@@ -67,8 +67,10 @@ def test_the_average_needs_no_training_where_the_local_models_are_known(tmp_path
                 (["strategy=ensemble"], 0),
                 (BALL, 0),
                 (["strategy=gems", "strategy/space=ellipsoid", "strategy.space.directions=20"], 0),
-                (["strategy=global"], 1),
-                (["strategy=global", "label=again"], 0),
+                (["strategy=global", "strategy.converged=false"], 1),
+                (["strategy=global", "strategy.converged=false", "label=again"], 0),
+                # Solved, not trained.
+                (["strategy=global"], 0),
             ],
         ),
         (

@@ -14,7 +14,14 @@ from torch import nn
 
 from simulations import data
 from simulations.data.examples import Examples
-from simulations.experiment.training import OPTIMIZERS, TrainOptions, fit, probabilities, tensors
+from simulations.experiment.training import (
+    OPTIMIZERS,
+    Proximal,
+    TrainOptions,
+    fit,
+    probabilities,
+    tensors,
+)
 from simulations.models import cnn, logistic, mlp
 
 SCALE = 1 / 16
@@ -269,3 +276,40 @@ def test_pooled_logistic_regression_reaches_the_known_accuracy_on_mnist() -> Non
     fit(model, dataset.train, scale=dataset.scale, options=options, seed=0)
     predicted = probabilities(model, dataset.test, scale=dataset.scale).argmax(1)
     assert np.mean(predicted == dataset.test.labels) >= 0.92
+
+
+def test_the_proximal_terms_gradient_is_autograds(digits: Examples) -> None:
+    """μ / 2 · |w − w₀|² written out as a loss, beside what is added to the gradients."""
+    model, mu = build(), 0.3
+    weights = list(model.parameters())
+    pull = Proximal(weights, mu)
+    start = [weight.detach().clone() for weight in weights]
+    with torch.no_grad():
+        for weight in weights:
+            weight.add_(torch.randn_like(weight))
+    inputs, labels = tensors(digits.take(np.arange(20)), scale=SCALE)
+    model.eval()
+    loss = nn.functional.cross_entropy(model(inputs), labels)
+    term = sum(((w - s) ** 2).sum() for w, s in zip(weights, start, strict=True))
+    expected = torch.autograd.grad(loss + mu / 2 * term, weights, retain_graph=True)
+    loss.backward()
+    pull.add_gradient()
+    for weight, gradient in zip(weights, expected, strict=True):
+        torch.testing.assert_close(weight.grad, gradient)
+
+
+def test_the_stronger_the_proximal_term_the_nearer_the_model_stays(digits: Examples) -> None:
+    moved = []
+    for mu in (0.0, 0.1, 1.0):
+        model = build(logistic)
+        before = state(model)
+        options = TrainOptions(optimizer="sgd", lr=0.1, epochs=3)
+        fit(model, digits, scale=SCALE, options=options, seed=0, proximal_mu=mu)
+        moved.append(sum(np.square(a - b).sum() for a, b in zip(before, state(model), strict=True)))
+    assert moved[0] > moved[1] > moved[2] > 0
+
+
+@pytest.mark.parametrize("mu", [-0.1, float("nan"), float("inf")])
+def test_a_proximal_term_out_of_range_is_refused(digits: Examples, mu: float) -> None:
+    with pytest.raises(ValueError, match="proximal_mu must be a number of at least 0"):
+        fit(build(), digits, scale=SCALE, options=TrainOptions(), seed=0, proximal_mu=mu)

@@ -26,6 +26,7 @@ from gems_flwr.runtime.metered_grid import MeteredGrid
 NODES = 4
 # What the constructors of some strategies must be given.
 NEEDED = {
+    "FlowerStrategy": {"inner": FlowersFedAvg()},
     "Pooled": {"fit": lambda *arguments: arguments[0], "input_shape": (2,)},
     "PublicOnly": {
         "public_data": (np.zeros((4, 3), np.float32), np.zeros(4, np.int64)),

@@ -12,6 +12,7 @@ from simulations.reproduce.papers.methods import (
     ENSEMBLES,
     FULL_HEAD,
     PEERS,
+    POOLED,
     REFERENCES,
     RELEASED_RATE,
     convex_gems,
@@ -80,7 +81,7 @@ def data_sets(scope: Scope) -> Sequence[Data]:
 
 def _pooled(data: Data, scope: Scope, setting: str, *more: str) -> Cell:
     """Return the reference on all data: one run, whatever the number of nodes."""
-    overrides = (*data.overrides(scope, 5, *more), "strategy=global")
+    overrides = (*data.overrides(scope, 5, *more), *POOLED)
     return Cell(setting, "Global", overrides, (data.measure,), group=f"{data.title}, pooled")
 
 
