@@ -171,9 +171,9 @@ def random_filters(
     filters: int = 64,
     kernel: int | None = None,
     grid: int = 4,
-    sigma: float = 0.1,
+    sigma: float = 0.09,
     margin: float = 0.16,
-    contrast: float = 0.3,
+    contrast: float = 0.2,
     lift_seed: int = 0,
 ) -> nn.Sequential:
     """Build a linear layer on random filters, whose weights are made from a seed and never travel.
@@ -206,6 +206,7 @@ def random_fourier(
     outputs: int = 1000,
     bandwidth: float = 0.7,
     normalize: Normalization = "layer",
+    keep_inputs: bool = False,
     lift_seed: int = 0,
 ) -> nn.Sequential:
     """Build a linear layer on random Fourier features, whose weights are made from a seed.
@@ -216,7 +217,7 @@ def random_fourier(
         Shape of one example; images are flattened.
     classes : int
         Number of outputs, at least 2.
-    outputs, bandwidth, normalize
+    outputs, bandwidth, normalize, keep_inputs
         As in `gems_flwr.RandomFourier`.
     lift_seed : int
         Source of the projections, at least 0: not the run's seed, since all seeds do.
@@ -227,7 +228,7 @@ def random_fourier(
         If an option is out of range.
     """
     inputs = math.prod(_checked(input_shape, classes))
-    lift = RandomFourier(inputs, outputs, bandwidth, normalize, lift_seed)
+    lift = RandomFourier(inputs, outputs, bandwidth, normalize, keep_inputs, lift_seed)
     return nn.Sequential(nn.Flatten(), lift, nn.Linear(lift.features, classes))
 
 

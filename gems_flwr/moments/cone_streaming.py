@@ -36,7 +36,7 @@ from gems_flwr.spaces.cone import ClassMomentCone
 from gems_flwr.spaces.covariance import quantize
 from gems_flwr.typing import Rank
 
-STREAMED_FEATURES = 1024
+STREAMED_FEATURES = 2048
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

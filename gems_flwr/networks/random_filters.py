@@ -61,11 +61,11 @@ class RandomFilters(nn.Module):
         of less than 16 pixels.
     grid : int, default 4
         Windows along each side, at least 1.
-    sigma : float, default 0.1
+    sigma : float, default 0.09
         Deviation of a window, relative to the image's side; above 0.
     margin : float, default 0.16
         Distance of the outer windows' centres from the border, relative to the side; in [0, 0.5].
-    contrast : float, default 0.3
+    contrast : float, default 0.2
         Length of a patch, for pixels in [0, 1], below which it counts as flat; above 0.
     seed : int, default 0
         Source of the filters, at least 0.
@@ -116,9 +116,9 @@ class RandomFilters(nn.Module):
         filters: int = 64,
         kernel: int | None = None,
         grid: int = 4,
-        sigma: float = 0.1,
+        sigma: float = 0.09,
         margin: float = 0.16,
-        contrast: float = 0.3,
+        contrast: float = 0.2,
         seed: int = 0,
     ) -> None:
         super().__init__()

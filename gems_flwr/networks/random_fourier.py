@@ -41,6 +41,9 @@ class RandomFourier(nn.Module):
     normalize : {"layer", "length"}, default "layer"
         Whether each vector's mean is taken away before its length is made ``sqrt(D)``, as a
         `torch.nn.LayerNorm` without weights does, or not.
+    keep_inputs : bool, default False
+        Whether the normalised vector itself comes out as well, before the cosines and sines: for
+        many inputs of which each matters, such as words.
     seed : int, default 0
         Source of the projections, at least 0.
 
@@ -90,6 +93,7 @@ class RandomFourier(nn.Module):
         outputs: int = 1000,
         bandwidth: float = 0.7,
         normalize: Normalization = "layer",
+        keep_inputs: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -108,7 +112,7 @@ class RandomFourier(nn.Module):
             if not holds:
                 raise OptionError(f"{option}: expected {allowed}, got {value}")
         self.inputs, self.outputs, self.seed = inputs, outputs, seed
-        self.bandwidth, self.normalize = bandwidth, normalize
+        self.bandwidth, self.normalize, self.keep_inputs = bandwidth, normalize, keep_inputs
         # In double precision on the processor: single precision then has the same bits everywhere.
         source = torch.Generator().manual_seed(seed)
         drawn = torch.randn(inputs, outputs // 2, generator=source, dtype=torch.float64)
@@ -118,7 +122,7 @@ class RandomFourier(nn.Module):
     @property
     def features(self) -> int:
         """Length of the vectors that come out."""
-        return self.outputs
+        return self.outputs + (self.inputs if self.keep_inputs else 0)
 
     def forward(self, vectors: Tensor) -> Tensor:
         """Return cosines and sines.
@@ -134,12 +138,14 @@ class RandomFourier(nn.Module):
         if self.normalize == "layer":
             rows = rows - rows.mean(dim=1, keepdim=True)
         # One of zeros alone stays so.
-        angles = math.sqrt(self.inputs) * F.normalize(rows, dim=1) @ self.frequencies
-        return torch.cat([angles.cos(), angles.sin()], dim=1)
+        rows = math.sqrt(self.inputs) * F.normalize(rows, dim=1)
+        angles = rows @ self.frequencies
+        parts = [rows] if self.keep_inputs else []
+        return torch.cat([*parts, angles.cos(), angles.sin()], dim=1)
 
     def extra_repr(self) -> str:
         """Return what tells this lift from others."""
         return (
             f"{self.inputs}, outputs={self.outputs}, bandwidth={self.bandwidth}, "
-            f"normalize={self.normalize!r}, seed={self.seed}"
+            f"normalize={self.normalize!r}, keep_inputs={self.keep_inputs}, seed={self.seed}"
         )

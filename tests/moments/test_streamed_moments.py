@@ -139,11 +139,11 @@ def test_samples_are_streamed_where_features_are_many_and_the_rank_is_low():
     counts = np.array([5000, 800])
     assert not streams(counts, STREAMED_FEATURES - 1, 20)
     assert streams(counts, STREAMED_FEATURES, 20)
-    assert not streams(counts, STREAMED_FEATURES, 128)
-    # "auto" comes to one direction for every 25 samples: 200 of 1,024, but of 4,000 a few.
-    assert not streams(counts, STREAMED_FEATURES, "auto")
-    assert streams(counts, STREAMED_FEATURES, "auto", largest_rank=20)
-    assert streams(counts, 4000, "auto")
+    assert not streams(counts, STREAMED_FEATURES, STREAMED_FEATURES // 8)
+    # "auto" comes to one direction for every 25 samples.
+    assert streams(counts, STREAMED_FEATURES, "auto")
+    assert not streams(10 * counts, STREAMED_FEATURES, "auto")
+    assert streams(10 * counts, STREAMED_FEATURES, "auto", largest_rank=20)
 
 
 def test_components_are_sorted_by_class_and_cluster():

@@ -194,6 +194,14 @@ def test_fourier_features_take_the_mean_away_or_not():
     assert not torch.allclose(length(5 * x + 3), length(x), atol=0.1)
 
 
+def test_fourier_features_may_keep_what_they_are_made_of():
+    x = batch((9,))
+    kept, plain = RandomFourier(9, 8, keep_inputs=True), RandomFourier(9, 8)
+    assert kept.features == 17
+    rows = nn.functional.layer_norm(x, (9,), eps=1e-12)
+    torch.testing.assert_close(kept(x), torch.cat([rows, plain(x)], dim=1), atol=1e-5, rtol=0)
+
+
 def test_the_numbers_of_seed_zero_stay_what_they_are():
     """Nodes of other versions draw the same, or their moments are of other features.
 
