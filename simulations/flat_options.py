@@ -33,7 +33,13 @@ _LAYERS: tuple[str, ...] = ("merge", "clusters", "epsilon_hidden", "deviation", 
 _LAYERS = (*_LAYERS, "budget", "radius", "directions", "outgoing", "max_rows", "head", "output")
 _SERVER_SIDE = (*_HEAD, "audit", "layer")
 # Options that came later, and what they do if nobody sets them: what was done before.
-_LATER = {"backbone": "auto"}
+_LATER = {
+    "backbone": "auto",
+    "refine": 0,
+    "refine_ridge": 1e-4,
+    "refine_tolerance": 1e-4,
+    "refine_dtype": "int8",
+}
 
 
 def flat_strategy(strategy: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,13 +50,13 @@ def flat_strategy(strategy: Mapping[str, Any]) -> dict[str, Any]:
     strategy : mapping
         The section ``strategy`` of a config, old or new.
     """
-    flat = {key: value for key, value in strategy.items() if _LATER.get(key, ...) != value}
+    flat = _as_before(strategy)
     if isinstance(flat.get("space"), Mapping):
         flat |= _flat_space(flat, _EPSILON)
     if isinstance(flat.get("neurons"), Mapping):
         flat |= {_NEURONS.get(key, key): value for key, value in _own(flat.pop("neurons")).items()}
     if isinstance(flat.get("head"), Mapping):
-        head = _own(flat["head"])
+        head = _as_before(_own(flat["head"]))
         space = _flat_space(head, _HEAD_EPSILON)
         flat["head"] = space.pop("space")
         unused = {key for key in space.keys() & _SPACE.keys() if space[key] == _SPACE[key]}
@@ -74,6 +80,10 @@ def _flat_space(options: Mapping[str, Any], usual: Mapping[str, float]) -> dict[
     if chosen is not None and epsilon is not None:
         flat["space.epsilon"] = epsilon
     return flat
+
+
+def _as_before(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if _LATER.get(key, ...) != value}
 
 
 def _own(node: Mapping[str, Any]) -> dict[str, Any]:

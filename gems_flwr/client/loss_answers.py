@@ -56,7 +56,7 @@ def answer_gradient(
     weights = request.weights_of(len(layer))
     sums = loss_sums(samples, layer, beside.scale, weights, by_class=request.by_class)
     bounds.check_gradient(sums.count, sums.fewest, output.features)
-    return pack_gradient_reply(sums, request, name=name)
+    return pack_gradient_reply(sums, request, beside.basis, name=name)
 
 
 def answer_losses(

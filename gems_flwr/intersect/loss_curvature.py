@@ -110,6 +110,34 @@ def shares_within(moments: PooledMoments) -> Float:
     return np.asarray(moments.shares / totals[moments.labels])
 
 
+def mean_directions(moments: PooledMoments, scale: Float, most: int = 10) -> Float:
+    """Return orthonormal directions in which the class means of scaled inputs lie.
+
+    Nodes that hold few classes have gradients that are large along the means of these and cancel
+    only in the sum. What lies along these directions is told more exactly than the rest.
+
+    Returns
+    -------
+    array of shape (at most `most`, D + 1)
+        The one for the bias is the last entry.
+    """
+    means = np.zeros((moments.num_classes, len(scale) + 1))
+    first, shares = len(moments.matrices), shares_within(moments)
+    for entry in range(first):
+        means[moments.labels[entry], :-1] += shares[entry] * moments.means[entry]
+    for block in moments.low.blocks():
+        rows = slice(first + block.components.start, first + block.components.stop)
+        np.add.at(means, moments.labels[rows], _with_zero(shares[rows, None] * block.means))
+    means[:, :-1] /= scale
+    means[np.unique(moments.labels), -1] = 1
+    _, sizes, directions = np.linalg.svd(means, full_matrices=False)
+    return np.asarray(directions[:most][sizes[:most] > 1e-9 * sizes[0]])
+
+
+def _with_zero(rows: Float) -> Float:
+    return np.column_stack([rows, np.zeros(len(rows))])
+
+
 def solve(product: Product, target: Float, damping: float, steps: int = 60) -> Float:
     """Return x with ``(H + damping) x = target``, by conjugate gradients.
 

@@ -23,7 +23,7 @@ from flwr.serverapp import Grid
 
 from gems_flwr.intersect.cone_objective import ClassWeight
 from gems_flwr.intersect.loss_bound import loss_bound
-from gems_flwr.intersect.loss_curvature import LossCurvature
+from gems_flwr.intersect.loss_curvature import LossCurvature, mean_directions
 from gems_flwr.intersect.pooled_moments import pool_moments
 from gems_flwr.intersect.refinement import (
     RIDGE,
@@ -120,8 +120,8 @@ class RefineRound:
         self.strategy, self.backbones, self.options = strategy, backbones, options
         self.memory, self.arrays, self.layer = memory, arrays, layer
         self.moments = pool_moments(list(memory.cones.values()))
-        # As the nodes get it.
-        self.scale = self.moments.feature_scale.astype(np.float32).astype(np.float64)
+        self.scale = _as_sent(self.moments.feature_scale)
+        self.basis = _as_sent(mean_directions(self.moments, self.scale))
         self.point = layer.scaled_in(arrays, self.scale)
         self.weights = class_weights(memory.cones, layer.num_classes, options.class_weight)
         self.model = SplitModel.of(arrays, layer.keys)
@@ -166,8 +166,7 @@ class RefineRound:
         replies: Mapping[str, GradientReply],
     ) -> Refined:
         """Ask for losses along the step, and take the best if it is better."""
-        # As the nodes get it.
-        direction = proposal.direction.astype(np.float32).astype(np.float64)
+        direction = _as_sent(proposal.direction)
         tried = candidates()
         answers = self._losses(replies, direction, tried)
         if len(answers) < self.strategy.min_nodes:
@@ -210,8 +209,10 @@ class RefineRound:
             dtype=self.options.dtype,
             by_class=self.layer.num_classes <= _BY_CLASS,
         )
-        unpack = partial(unpack_gradient_reply, request=request, shape=self.point.shape)
-        ask = partial(ask_for_gradient, request=request, scale=self.scale)
+        unpack = partial(
+            unpack_gradient_reply, request=request, classes=len(self.point), basis=self.basis
+        )
+        ask = partial(ask_for_gradient, request=request, scale=self.scale, basis=self.basis)
         answers = self._asked(nodes, ask, unpack, "gradient")
         if self.options.robust:
             cones = {answer.node: self.memory.cones[answer.node] for answer in answers}
@@ -383,3 +384,8 @@ def _details(note: Mapping[str, Any], told: Sequence[Mapping[str, Any]]) -> dict
     latest = ("loss", "data_loss", "gradient_norm", "loss_bound")
     found = {key: note[key] for key in latest if key in note}
     return {**found, "refinement": [*told, dict(note)]}
+
+
+def _as_sent(values: Float) -> Float:
+    """Return numbers as nodes get them."""
+    return values.astype(np.float32).astype(np.float64)

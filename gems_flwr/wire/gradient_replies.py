@@ -1,7 +1,9 @@
 """Replies of refinement: the sums of a node's loss, gradient and curvature, and losses at points.
 
-A gradient of C rows travels as whole numbers from -127 to 127 and one scale for each row, deflated
-(many inputs never vary, and their entries are 0), or as floats of the rows divided by their scales.
+What lies along a few directions that the server names travels in half precision; nodes with few
+classes have large gradients there, which cancel only in the sum. The rest of a gradient of C rows
+travels as whole numbers from -127 to 127 and one scale for each row, deflated (many
+inputs never vary, and their entries are 0), or as floats of the rows divided by their scales.
 Either way an entry is off by no more than a known part of its row's scale, which the bound on the
 result takes into account. Curvatures are symmetric and only steer steps: upper halves in half
 precision, divided by the node's weight.
@@ -21,13 +23,14 @@ import numpy as np
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from gems_flwr.bounds import MAX_EXAMPLES, MAX_METRIC, MAX_MOMENT
+from gems_flwr.bounds import MAX_EXAMPLES, MAX_METRIC, MAX_MOMENT, MAX_WEIGHT
 from gems_flwr.errors import BadReplyError
 from gems_flwr.moments.loss_sums import LossSums
 from gems_flwr.spaces.checks import shown
 from gems_flwr.typing import Float
 from gems_flwr.wire.gradient_requests import GradientRequest
 from gems_flwr.wire.keys import (
+    ALONG,
     CLASSES,
     CODES,
     CURVATURE,
@@ -45,6 +48,10 @@ from gems_flwr.wire.model_replies import pack_name
 _FORMS = {"int8": ("<i1", 0.5 / 127), "float16": ("<f2", 2.0**-11), "float32": ("<f4", 2.0**-24)}
 # Beside the rounding of the type: that of division and multiplication in double precision.
 _DOUBLE = 1 + 1e-9
+# And that of taking a part away and adding it again, of which nodes may compute another last digit.
+_DIFFERENCE = 1e-12
+# In half precision.
+_LARGEST = 6e4
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -78,11 +85,27 @@ class GradientReply:
         return GradientReply(**values)
 
 
-def pack_gradient_reply(sums: LossSums, request: GradientRequest, *, name: str) -> RecordDict:
-    """Return the content of a reply that carries a gradient."""
-    codes, scales = rounded_rows(sums.gradient, request.dtype)
-    written = codes.tobytes()
+def pack_gradient_reply(
+    sums: LossSums, request: GradientRequest, basis: Float, *, name: str
+) -> RecordDict:
+    """Return the content of a reply that carries a gradient.
+
+    Parameters
+    ----------
+    sums : LossSums
+        What there is to tell.
+    request : GradientRequest
+        How.
+    basis : array of shape (K, D + 1)
+        Directions, nearly orthonormal, along which it is told more exactly.
+    name : str
+        The node's.
+    """
     weight = max(sums.weight, np.finfo(np.float64).tiny)
+    along = np.clip(sums.gradient @ basis.T / weight, -_LARGEST, _LARGEST).astype("<f2")
+    rest = sums.gradient - _along(along, weight, basis)
+    codes, scales = rounded_rows(rest, request.dtype)
+    written = codes.tobytes()
     upper = np.triu_indices(len(sums.gradient))
     if request.by_class:
         held = np.flatnonzero(sums.curvature.any(axis=(1, 2)))
@@ -94,6 +117,7 @@ def pack_gradient_reply(sums: LossSums, request: GradientRequest, *, name: str) 
         {
             CODES: zlib.compress(written, 9) if request.dtype == "int8" else written,
             SCALES: scales.astype("<f4").tobytes(),
+            ALONG: along.tobytes(),
             CURVATURE: halves.tobytes(),
             CLASSES: held.tolist(),
         }
@@ -105,7 +129,7 @@ def pack_gradient_reply(sums: LossSums, request: GradientRequest, *, name: str) 
 
 
 def unpack_gradient_reply(
-    content: RecordDict, request: GradientRequest, shape: tuple[int, int]
+    content: RecordDict, request: GradientRequest, classes: int, basis: Float
 ) -> GradientReply:
     """Validate a reply that carries a gradient.
 
@@ -115,8 +139,10 @@ def unpack_gradient_reply(
         What the node sent.
     request : GradientRequest
         What it was asked for.
-    shape : pair of int
-        Classes, and features with the bias.
+    classes : int
+        Of the task.
+    basis : array of shape (K, D + 1)
+        As the node got it.
 
     Raises
     ------
@@ -126,9 +152,9 @@ def unpack_gradient_reply(
     record, metrics = content.get(GRADIENT), content.get(METRICS)
     if not isinstance(record, ConfigRecord) or not isinstance(metrics, MetricRecord):
         raise BadReplyError(f"expected a ConfigRecord '{GRADIENT}' and a MetricRecord '{METRICS}'")
-    classes, width = shape
+    width = basis.shape[1]
     examples = _number(metrics, NUM_EXAMPLES, 1, MAX_EXAMPLES)
-    weight = _number(metrics, WEIGHT_SUM, 0, MAX_METRIC)
+    weight = _number(metrics, WEIGHT_SUM, 0, MAX_WEIGHT * examples)
     loss = _number(metrics, LOSS_SUM, 0, MAX_METRIC)
     kind, part = _FORMS[request.dtype]
     written = _bytes(record, CODES)
@@ -141,12 +167,14 @@ def unpack_gradient_reply(
     if scales.min() < 0 or scales.max() > MAX_MOMENT * examples:
         raise BadReplyError(f"'{SCALES}' must be from 0 to {MAX_MOMENT * examples:g}")
     steps = scales / 127 if request.dtype == "int8" else scales
+    parts = _values(_bytes(record, ALONG), ALONG, "<f2", (classes, len(basis)))
+    along = _along(parts, weight, basis)
     return GradientReply(
         count=examples,
         weight=weight,
         loss=loss,
-        gradient=codes * steps[:, None],
-        errors=scales * part * _DOUBLE,
+        gradient=along + codes * steps[:, None],
+        errors=scales * part * _DOUBLE + _DIFFERENCE * np.abs(along).max(axis=1, initial=0),
         curvature=_curvature(record, request, classes) * weight,
     )
 
@@ -180,6 +208,11 @@ def rounded_rows(rows: Float, dtype: str) -> tuple[NDArray, NDArray[np.float32]]
     kind, _ = _FORMS[dtype]
     unit = rows / divisor[:, None]
     return (np.rint(unit * 127) if dtype == "int8" else unit).astype(kind), scales
+
+
+def _along(parts: NDArray, weight: float, basis: Float) -> Float:
+    """Return the part of a gradient that lies along the directions."""
+    return np.asarray((parts.astype(np.float64) * weight) @ basis)
 
 
 def _curvature(record: ConfigRecord, request: GradientRequest, classes: int) -> Float:

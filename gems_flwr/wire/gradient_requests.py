@@ -24,7 +24,7 @@ from gems_flwr.wire.requests import JsonRequest
 
 GradientType = Literal["int8", "float16", "float32"]
 
-_SCALE, _DIRECTION, _POINTS = "scale", "direction", "points"
+_SCALE, _BASIS, _DIRECTION, _POINTS = "scale", "basis", "direction", "points"
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,25 @@ class GradientRequest(LossesRequest):
         self.check({"dtype": (self.dtype in kinds, f"one of {kinds}")})
 
 
-def ask_for_gradient(content: RecordDict, request: GradientRequest, scale: Float) -> None:
-    """Ask for the gradient of the model in an instruction."""
+def ask_for_gradient(
+    content: RecordDict, request: GradientRequest, scale: Float, basis: Float
+) -> None:
+    """Ask for the gradient of the model in an instruction.
+
+    Parameters
+    ----------
+    content : RecordDict
+        The instruction.
+    request : GradientRequest
+        How it is to be told.
+    scale : array of shape (D,)
+        What inputs are divided by.
+    basis : array of shape (K, D + 1)
+        Directions along which it is told more exactly.
+    """
     put(content, GRADIENT_REQUEST, request.to_json())
-    content[REFINEMENT] = to_record({_SCALE: scale.astype(np.float32)})
+    arrays = {_SCALE: scale.astype(np.float32), _BASIS: basis.astype(np.float32)}
+    content[REFINEMENT] = to_record(arrays)
 
 
 def ask_for_losses(
@@ -128,9 +143,10 @@ def requested_losses(content: RecordDict) -> LossesRequest | None:
 
 @dataclass(frozen=True, eq=False)
 class Beside:
-    """What comes beside the model: scale, and with losses the step and the points."""
+    """What comes beside the model: scale, and basis, or the step and the points."""
 
     scale: NDArray
+    basis: NDArray
     direction: NDArray
     points: NDArray
 
@@ -152,5 +168,8 @@ def take_beside(content: RecordDict) -> Beside:
     scale = arrays[_SCALE]
     if scale.ndim != 1 or not (np.isfinite(scale).all() and (scale > 0).all()):
         raise ModelError("the scale of inputs must be one number above 0 for each")
+    basis = arrays.get(_BASIS, np.zeros((0, len(scale) + 1)))
+    if basis.ndim != 2 or basis.shape[1] != len(scale) + 1 or not np.isfinite(basis).all():
+        raise ModelError(f"a basis of shape {basis.shape} for {len(scale)} inputs and the bias")
     direction = arrays.get(_DIRECTION, np.zeros((0, 0)))
-    return Beside(scale, direction, arrays.get(_POINTS, np.zeros((0, 2))))
+    return Beside(scale, basis, direction, arrays.get(_POINTS, np.zeros((0, 2))))

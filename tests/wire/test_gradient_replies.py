@@ -22,6 +22,9 @@ from gems_flwr.wire.gradient_replies import (
 from gems_flwr.wire.gradient_requests import GradientRequest, LossesRequest, take_beside
 
 SHAPE = (3, 5)
+# Directions as a server would name them, in single precision.
+BASIS = np.linalg.qr(np.random.default_rng(1).normal(size=(5, 2)))[0].T.astype(np.float32)
+BASIS = BASIS.astype(np.float64)
 
 
 def some_sums(gradient=None):
@@ -34,7 +37,8 @@ def some_sums(gradient=None):
 
 
 def round_trip(sums, request):
-    return unpack_gradient_reply(pack_gradient_reply(sums, request, name="a"), request, SHAPE)
+    content = pack_gradient_reply(sums, request, BASIS, name="a")
+    return unpack_gradient_reply(content, request, SHAPE[0], BASIS)
 
 
 @given(
@@ -62,7 +66,7 @@ def test_a_reply_says_what_was_packed(by_class):
 
 
 def spoiled(key, value, record="gradient"):
-    content = pack_gradient_reply(some_sums(), GradientRequest(), name="a")
+    content = pack_gradient_reply(some_sums(), GradientRequest(), BASIS, name="a")
     content[record][key] = value
     return content
 
@@ -81,6 +85,8 @@ def spoiled(key, value, record="gradient"):
         (spoiled("scales", np.full(3, 1e30, "<f4").tobytes()), "'scales' must be from 0"),
         (spoiled("curvature", np.full(12, 9, "<f2").tobytes()), "'curvature' must be from -1 to 1"),
         (spoiled("curvature", b""), "'curvature' must have 24 bytes"),
+        (spoiled("along", np.full(6, np.inf, "<f2").tobytes()), "'along' holds NaN or infinity"),
+        (spoiled("along", b"12"), "'along' must have 12 bytes, got 2"),
         (spoiled("classes", [0, 7]), "'classes' must be classes of the task"),
         (spoiled("classes", [0, 0]), "'classes' must be classes of the task"),
         (spoiled("loss-sum", math.nan, "metrics"), "'loss-sum' must be a number from 0"),
@@ -91,7 +97,19 @@ def spoiled(key, value, record="gradient"):
 )
 def test_a_bad_gradient_is_refused_with_its_key(content, reason):
     with pytest.raises(BadReplyError, match=re.escape(reason)):
-        unpack_gradient_reply(content, GradientRequest(), SHAPE)
+        unpack_gradient_reply(content, GradientRequest(), SHAPE[0], BASIS)
+
+
+def test_what_lies_along_the_directions_is_told_more_exactly():
+    """A thousand times larger than the rest, it does not make the rest coarser."""
+    rng = np.random.default_rng(2)
+    rest = rng.normal(size=SHAPE)
+    rest -= rest @ BASIS.T @ BASIS
+    large = 1000 * rng.normal(size=(3, 2)) @ BASIS
+    found = round_trip(some_sums(large + rest), GradientRequest())
+    alone = round_trip(some_sums(rest), GradientRequest())
+    assert (found.errors < 3 * alone.errors + 0.01).all()
+    assert (found.errors < 0.02).all()
 
 
 def test_losses_are_as_many_as_points_and_numbers():
