@@ -33,7 +33,8 @@ _LAYERS: tuple[str, ...] = ("merge", "clusters", "epsilon_hidden", "deviation", 
 _LAYERS = (*_LAYERS, "budget", "radius", "directions", "outgoing", "max_rows", "head", "output")
 _SERVER_SIDE = (*_HEAD, "audit", "layer")
 # Options that came later, and what they do if nobody sets them: what was done before.
-_LATER = {"backbone": "auto"}
+_LATER_HEAD = {"head": "cone", "prior": "counts", "shrinkage": None, "choose_by": "accuracy"}
+_LATER = {"backbone": "auto", **_LATER_HEAD}
 
 
 def flat_strategy(strategy: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,13 +45,18 @@ def flat_strategy(strategy: Mapping[str, Any]) -> dict[str, Any]:
     strategy : mapping
         The section ``strategy`` of a config, old or new.
     """
-    flat = {key: value for key, value in strategy.items() if _LATER.get(key, ...) != value}
+    # A network's head is older than that of the moments.
+    later = {
+        key: value for key, value in _LATER.items() if key != "head" or "merge" not in strategy
+    }
+    flat = {key: value for key, value in strategy.items() if later.get(key, ...) != value}
     if isinstance(flat.get("space"), Mapping):
         flat |= _flat_space(flat, _EPSILON)
     if isinstance(flat.get("neurons"), Mapping):
         flat |= {_NEURONS.get(key, key): value for key, value in _own(flat.pop("neurons")).items()}
     if isinstance(flat.get("head"), Mapping):
-        head = _own(flat["head"])
+        nested = _own(flat["head"]).items()
+        head = {key: value for key, value in nested if _LATER_HEAD.get(key, ...) != value}
         space = _flat_space(head, _HEAD_EPSILON)
         flat["head"] = space.pop("space")
         unused = {key for key in space.keys() & _SPACE.keys() if space[key] == _SPACE[key]}
