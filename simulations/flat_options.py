@@ -35,6 +35,10 @@ _SERVER_SIDE = (*_HEAD, "audit", "layer")
 # Options that came later, and what they do if nobody sets them: what was done before.
 _LATER = {
     "backbone": "auto",
+    "head": "cone",
+    "prior": "counts",
+    "shrinkage": None,
+    "choose_by": "accuracy",
     "refine": 0,
     "refine_ridge": 1e-4,
     "refine_tolerance": 1e-4,
@@ -83,7 +87,10 @@ def _flat_space(options: Mapping[str, Any], usual: Mapping[str, float]) -> dict[
 
 
 def _as_before(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in options.items() if _LATER.get(key, ...) != value}
+    """Return options without those that came later and do what was done before."""
+    # The head of a network is older than that of moments, and was always said.
+    later = {key: value for key, value in _LATER.items() if key != "head" or "merge" not in options}
+    return {key: value for key, value in options.items() if later.get(key, ...) != value}
 
 
 def _own(node: Mapping[str, Any]) -> dict[str, Any]:

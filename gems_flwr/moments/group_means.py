@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gems_flwr.errors import SpaceError
-from gems_flwr.moments.small_means import MeanRule, whole_mean
+from gems_flwr.moments.small_means import MeanRule, whole_count, whole_mean
 from gems_flwr.spaces.cone import ClassMomentCone
 from gems_flwr.spaces.covariance import Values, quantize
 from gems_flwr.spaces.partial_covariance import PartialCovariance
@@ -39,8 +39,8 @@ def build_means(
     num_classes : int
         Classes of the task.
     groups : int
-        Random groups of each class at most, from 1; fewer where they would be below the rule's
-        least count.
+        Random groups of each class at most, from 1; fewer where they would be too small for the
+        rule to show all of a mean.
     int8 : bool
         Whether means are sent in eight bits, which is too coarse to tell many groups apart.
     rule : MeanRule, optional
@@ -59,13 +59,14 @@ def build_means(
         raise SpaceError("inputs", "finite values", "NaN or inf")
     if total and (classes.min() < 0 or classes.max() >= num_classes):
         raise SpaceError("labels", f"0 to {num_classes - 1}", f"{classes.min()} to {classes.max()}")
+    smallest = whole_count(rows.shape[1], rule)
     generator = torch.Generator().manual_seed(seed % 2**63)
     sent: list[tuple[int, int]] = []
     means = []
     for label in np.unique(classes).tolist():
         mine = np.flatnonzero(classes == label)
         order = torch.randperm(len(mine), generator=generator).numpy()
-        parts = max(1, min(groups, len(mine) // max(1, rule.least)))
+        parts = max(1, min(groups, len(mine) // smallest))
         for part in np.array_split(mine[order], parts):
             own = rows[part]
             shown = None
@@ -76,7 +77,7 @@ def build_means(
                 sent.append((label, len(part)))
                 means.append(shown)
     if not sent:
-        expected = f"a class with enough samples to show a mean, at least {rule.least}"
+        expected = f"a class with enough samples to show a mean, at least {smallest}"
         raise SpaceError("counts", expected, int(np.bincount(classes).max(initial=0)))
     table = np.stack(means)
     stored: Values = quantize(table, axis=1) if int8 else table.astype(np.float32)

@@ -162,6 +162,15 @@ def whole_mean(mean: Float, count: float, variance: float, rule: MeanRule) -> Fl
     return rounded(mean, step) if step <= math.sqrt(variance / len(mean)) else None
 
 
+def whole_count(features: int, rule: MeanRule) -> int:
+    """Return the fewest samples of which all of a mean is shown; see `whole_mean`."""
+    if rule.exact:
+        return max(1, rule.least)
+    root = PUSHES * math.sqrt(features)
+    # Where blur * root is no more than the count.
+    return max(rule.least, math.ceil(root / (1 + root * NUMBERS_PER_SAMPLE / features)))
+
+
 class SummedClasses:
     """Components of which the sums are known."""
 

@@ -2,7 +2,8 @@
 
 Counts of all nodes are summed before they are divided, so that a sample counts the same wherever it
 is. For balanced accuracy that is done for every class, and classes without a held-out sample do not
-count.
+count. Of candidates that are within a quarter of a standard error of the best the first is taken:
+few samples cannot tell them apart, and the cone comes first.
 """
 
 from __future__ import annotations
@@ -21,9 +22,13 @@ from gems_flwr.intersect.result import Intersection
 from gems_flwr.intersect.solve_heads import NOT_LINEAR, candidate_heads
 from gems_flwr.server.log import log_event, log_warning
 from gems_flwr.spaces.cone import ClassMomentCone
+from gems_flwr.typing import Float
 from gems_flwr.wire.choice_messages import ChoiceRequest, Counts
 from gems_flwr.wire.requests import ScoreRequest
 from gems_flwr.wire.space_requests import Cone, Means, SpaceRequest
+
+# How much worse than the best a candidate may be that comes before it.
+_STANDARD_ERRORS = 0.25
 
 ChooseBy = Literal["accuracy", "balanced_accuracy"]
 
@@ -111,12 +116,19 @@ class HeadChoice:
         there = seen > 0
         shares = right[:, there] / seen[there] if there.any() else np.zeros((len(names), 1))
         scores = dict(zip(names, shares.mean(axis=1).tolist(), strict=True))
-        # The first of equals: the cone, which says most about itself.
-        best = max(names, key=lambda name: scores[name])
+        top = shares[int(shares.mean(axis=1).argmax())]
+        slack = _STANDARD_ERRORS * _standard_error(top, seen[there])
+        best = next(name for name in names if scores[name] >= float(top.mean()) - slack)
         log_event("head_chosen", head=best, score=scores[best], nodes=len(counts))
         met = self.candidates[best]
         chosen = replace(found, point=met.point, intersection=met)
         return chosen, {"head": best, "head_scores": scores}
+
+
+def _standard_error(shares: Float, seen: Float) -> float:
+    """Return that of a mean of shares, each over so many samples."""
+    variances = shares * (1 - shares) / np.maximum(seen, 1.0) if len(seen) else np.zeros(1)
+    return float(np.sqrt(variances.sum())) / len(shares)
 
 
 def _capped(counts: Counts, most: float | None) -> tuple[Any, Any]:

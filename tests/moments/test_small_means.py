@@ -14,7 +14,7 @@ from gems_flwr.intersect.screen_spaces import screen_spaces
 from gems_flwr.intersect.small_classes import lend_covariances
 from gems_flwr.moments.cone_building import build_cone
 from gems_flwr.moments.group_means import build_means
-from gems_flwr.moments.small_means import MEAN_COUNT, MeanRule, shown_numbers
+from gems_flwr.moments.small_means import MEAN_COUNT, MeanRule, shown_numbers, whole_count
 from gems_flwr.spaces.cone import ClassMomentCone, mean_values
 from gems_flwr.spaces.output_layer import unflatten_linear
 from gems_flwr.spaces.space_files import load_space, save_space
@@ -229,6 +229,14 @@ def test_groups_are_not_smaller_than_a_mean_may_be():
     assert (cone.withheld, cone.withheld_count) == ((2,), 5)
     with pytest.raises(SpaceError, match="at least 8"):
         build_means(*data([7, 3], 4), 2)
+
+
+def test_groups_are_fewer_where_their_means_would_have_to_be_cut():
+    """113 samples of 64 features: 24 (1 - 0.9 n / 64) <= n holds from 18 samples on."""
+    assert whole_count(64, MeanRule()) == 18
+    cone = build_means(*data([113], 64), 2, groups=8)
+    assert len(cone.labels) == 6
+    assert cone.counts.min() >= 18
 
 
 def test_what_has_no_samples_or_no_finite_ones_is_refused():

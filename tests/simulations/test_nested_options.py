@@ -10,7 +10,7 @@ from gems_flwr.server.settings import LoopSettings
 from gems_flwr.strategies.gems import Gems
 from gems_flwr.strategies.layerwise_gems import LayerwiseGems
 from gems_flwr.wire.requests import Neurons
-from gems_flwr.wire.space_requests import Ball, Cone, Ellipsoid
+from gems_flwr.wire.space_requests import Ball, Cone, Ellipsoid, Means
 from simulations.config import ConfigError, compose_config, explain, variant_of
 from simulations.experiment.experiment import Experiment
 from simulations.flat_options import flat_strategy
@@ -68,7 +68,7 @@ def test_a_head_and_its_options_are_chosen_by_overrides():
 
 def test_files_say_what_the_classes_do():
     """Every option of a space stands in its file, at its default, but for what `Gems` sets."""
-    for kind in (Cone, Ball, Ellipsoid):
+    for kind in (Cone, Ball, Ellipsoid, Means):
         chosen = compose_config(["strategy=gems", f"strategy/space={kind.kind}"]).strategy["space"]
         options = {key: value for key, value in chosen.items() if key != "_target_"}
         assert kind(**options) == kind()
@@ -103,6 +103,14 @@ def test_an_option_in_its_old_place_is_refused_with_the_new_one(overrides, words
 def test_a_value_out_of_range_is_the_config_s_fault():
     with pytest.raises(ConfigError, match="strategy=gems: rank must be 'auto', 'full' or a whole"):
         strategy_of("strategy=gems", "strategy.space.rank=0")
+
+
+def test_a_head_is_a_word_for_one_round_and_a_group_for_a_network():
+    assert strategy_of("strategy=gems", "strategy.head=lda", "strategy.prior=0.5").prior == 0.5
+    changed = compose_config(["strategy=gems", "strategy.head=lda", "strategy.prior=uniform"])
+    assert variant_of(changed) == "head=lda prior=uniform"
+    inner = strategy_of(*LAYERS, "strategy.head.head=ridge").head
+    assert inner.head == "ridge"
 
 
 # --- names of runs ----------------------------------------------------------------------------

@@ -280,7 +280,9 @@ def tiny(*cells):
 
 def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path):
     base = ("dataset=digits", "nodes=3", "train.epochs=1", "strategy=gems")
-    impossible = Cell("digits", "impossible", (*base, "strategy.space.min_count=100000"))
+    impossible = Cell(
+        "digits", "impossible", (*base, "strategy/space=ball", "strategy.space.epsilon=1")
+    )
     possible = Cell("digits", "possible", base)
     found = reproduce(tiny(impossible, possible), Options(tmp_path, jobs=1), QUIET)
     assert len(found.failures) == 2

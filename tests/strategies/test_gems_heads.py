@@ -12,10 +12,13 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from gems_flwr.client.limits import NodeLimits
 from gems_flwr.errors import BadReplyError, ModelError, OptionError, RefusedError
+from gems_flwr.intersect.aggregate import Aggregate
+from gems_flwr.intersect.result import Intersection
 from gems_flwr.moments.class_sums import ClassSums
 from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from gems_flwr.runtime.metered_grid import MeteredGrid
 from gems_flwr.samples import Samples
+from gems_flwr.server.head_choice import HeadChoice
 from gems_flwr.strategies.gems import Gems
 from gems_flwr.strategies.layerwise_gems import LayerwiseGems
 from gems_flwr.wire.choice_messages import (
@@ -113,7 +116,7 @@ def test_the_nodes_held_out_data_choose_the_best_head(choose_by):
     grid = MeteredGrid(InProcessGrid(linear_app(limits=FULL), 2))
     result = Gems(space=Cone(rank="full"), head="auto", choose_by=choose_by).start(grid, initial())
     scores = result.details["head_scores"]
-    assert scores[result.details["head"]] == max(scores.values())
+    assert scores[result.details["head"]] >= max(scores.values()) - 0.01
     assert {"cone", "nearest_mean"} <= scores.keys()
     assert accuracy(result.arrays) > 0.9
     by_class = choose_by == "balanced_accuracy"
@@ -137,6 +140,31 @@ def test_the_scores_are_those_of_all_held_out_samples_together():
         total += len(y)
     scores = result.details["head_scores"]
     assert scores[result.details["head"]] == pytest.approx(right / total)
+
+
+@pytest.mark.parametrize(
+    ("right", "chosen"),
+    [([905, 910, 100], "cone"), ([890, 910, 100], "lda"), ([90, 100, 910], "ridge")],
+)
+def test_the_first_of_those_that_nobody_can_tell_apart_is_taken(right, chosen):
+    """A standard error of 1,000 samples is sqrt(.91 * .09 / 1000) = .009, a quarter of it .0023.
+
+    With a tenth of the samples the same shares are told apart four times as badly, .007.
+    """
+    met = {
+        name: Intersection("feasible", np.zeros(1), (), 0.0, 0.0, False, name, 0, 0.0)
+        for name in ("cone", "lda", "ridge")
+    }
+    choice = HeadChoice(met, ChoiceRequest(3))
+    first = Aggregate(np.zeros(1), met["cone"])
+    scale = 0.1 if chosen == "cone" else 1.0
+    counts = {"n": Counts(np.array([1000.0 * scale]), np.array(right)[:, None] * scale)}
+    found, details = choice.decided(counts, first, None)
+    assert details["head"] == chosen
+    assert found.intersection is met[chosen]
+    if chosen == "cone":
+        whole = {"n": Counts(np.array([1000.0]), np.array(right, float)[:, None])}
+        assert choice.decided(whole, first, None)[1]["head"] == "lda"
 
 
 def test_a_node_that_tells_no_scores_does_not_choose_and_the_round_goes_on():

@@ -329,7 +329,7 @@ RETRAINS = Gems(space="ball", on_empty="retrain", initialise=lambda server_round
         ({"max_hidden": "less"}, "max_hidden must be at least 1, or 'same', or none"),
         ({"tune": 10}, "needs as many public samples, there are 0"),
         ({"tune_layers": "some"}, "tune_layers must be"),
-        ({"head": 3}, "space must be a Cone, Ball or Ellipsoid, or its name, got 3"),
+        ({"head": 3}, "space must be a Cone, Means, Ball or Ellipsoid, or its name, got 3"),
         ({"head": RETRAINS}, "head.on_empty must not be retrain"),
         ({"output": {"rank": 20}}, r"write head=Cone\(…\), or head=Gems\(space=Cone"),
         ({"epsilon_hidden": 0.1}, r"write neurons=Neurons\(epsilon=…\)"),

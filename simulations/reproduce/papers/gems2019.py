@@ -16,6 +16,7 @@ from simulations.reproduce.papers.methods import (
     REFERENCES,
     RELEASED_RATE,
     convex_gems,
+    heads,
     neural_gems,
     peers,
 )
@@ -94,6 +95,7 @@ def _convex(scope: Scope) -> list[Cell]:
                 **convex_gems(scope, data.convex_epsilon),
                 **ENSEMBLES,
                 **peers("RegMean", "Fisher, diagonal", "Fisher, K-FAC"),
+                **heads(),
             }
             chosen = data.overrides(scope, nodes)
             setting = f"{data.title}, {nodes} nodes"

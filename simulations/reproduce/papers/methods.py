@@ -42,6 +42,20 @@ def peers(*names: str, network: bool = False) -> dict[str, tuple[str, ...]]:
     return {name: ("strategy=merge", *options(known[name])) for name in names}
 
 
+def heads() -> dict[str, tuple[str, ...]]:
+    """Return closed-form classifiers of others, from the message of the cones or from means alone.
+
+    FedCOF sends means of groups where a class is on few nodes: here all of it is on one.
+    """
+    means = {"/space": "means", "space.groups": 8, "head": "lda"}
+    return {
+        "Ridge (AFL, Fed3R)": (*FULL_CONE, "strategy.head=ridge"),
+        "LDA (FedCGS, GH-OFL)": (*FULL_CONE, "strategy.head=lda"),
+        "Nearest mean (FedNCM)": (*FULL_CONE, "strategy.head=nearest_mean"),
+        "LDA from means (FedCOF)": ("strategy=gems", *options(means)),
+    }
+
+
 def convex_gems(scope: Scope, epsilon: float) -> dict[str, tuple[str, ...]]:
     """Return GEMS for a linear model: the paper's spaces, and ours."""
     tuned = {"tune": scope.public(1000), "tune_rate": RELEASED_RATE}
