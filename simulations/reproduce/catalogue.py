@@ -24,6 +24,12 @@ STUDIES: dict[str, Study] = {
             module="simulations.reproduce.demo",
         ),
         Study(
+            name="frontier",
+            about="What does a byte buy? All methods on one split, FedAvg's family tuned.",
+            minutes=45,
+            quick=("rounds=20",),
+        ),
+        Study(
             name="honest_radii",
             about="Are radii honest? Sampled, worst-direction and certified ones beside what they "
             "promise.",
