@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from gems_flwr.server.loop import RoundLoop as RoundLoop
     from gems_flwr.server.members import join_models as join_models
     from gems_flwr.server.members import split_models as split_models
+    from gems_flwr.server.refine_options import Refine as Refine
     from gems_flwr.server.settings import Callback as Callback
     from gems_flwr.server.state import RoundOutcome as RoundOutcome
     from gems_flwr.server.state import RoundRecord as RoundRecord
@@ -137,6 +138,7 @@ _HOMES = {
     "Ellipsoid": "wire.space_requests",
     "Means": "wire.space_requests",
     "Neurons": "wire.requests",
+    "Refine": "server.refine_options",
     # How MultiModel draws clients.
     "FedVarp": "strategies.multi_model.sampling_rules",
     "FullParticipation": "strategies.multi_model.sampling_rules",

@@ -38,7 +38,6 @@ _LATER = {
     "head": "cone",
     "prior": "counts",
     "shrinkage": None,
-    "choose_by": "accuracy",
     "refine": 0,
     "refine_ridge": 1e-4,
     "refine_tolerance": 1e-4,
@@ -88,6 +87,9 @@ def _flat_space(options: Mapping[str, Any], usual: Mapping[str, float]) -> dict[
 
 def _as_before(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options without those that came later and do what was done before."""
+    if isinstance(options.get("refine"), Mapping):
+        how = {f"refine_{key}": value for key, value in _own(options["refine"]).items()}
+        options = {**options, "refine": how.pop("refine_rounds"), **how}
     # The head of a network is older than that of moments, and was always said.
     later = {key: value for key, value in _LATER.items() if key != "head" or "merge" not in options}
     return {key: value for key, value in options.items() if later.get(key, ...) != value}

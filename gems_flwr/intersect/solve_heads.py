@@ -7,6 +7,7 @@ says whether the layer lies in every node's cone.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 
@@ -70,8 +71,6 @@ def candidate_heads(
     cone: Intersection,
     head: HeadOptions,
     cone_options: ConeOptions,
-    *,
-    balanced: bool = False,
 ) -> dict[str, Intersection]:
     """Return the layers among which nodes may choose, by name; the cone's comes first.
 
@@ -84,23 +83,21 @@ def candidate_heads(
     head : HeadOptions
         Prior and, where one is given, shrinkage of the others.
     cone_options : ConeOptions
-        How the cone objective was minimised.
-    balanced : bool
-        Whether all classes are to count the same, so that other priors are tried as well.
+        How the cone objective was minimised. If all classes count the same there, other priors
+        are tried as well.
     """
     began = time.perf_counter()
     moments = HeadMoments.of(cones)
+    balanced = cone_options.class_weight == "balanced"
     priors = list(dict.fromkeys([head.prior, *(PRIORS if balanced else ())]))
     shrinkages = SHRINKAGES if head.shrinkage is None else (head.shrinkage,)
     heads = [HeadOptions("ridge", prior) for prior in priors]
     heads += [HeadOptions("lda", p, shrinkage) for p in priors for shrinkage in shrinkages]
     heads.append(HeadOptions("nearest_mean"))
     found = {"cone": cone}
-    if balanced and cone_options.class_weight != "balanced":
-        even = ConeOptions(
-            cone_options.ridge, cone_options.iterations, cone_options.device, "balanced"
-        )
-        found["cone, balanced"] = solve_cones(cones, even, start=cone.point)
+    if balanced:
+        plain = dataclasses.replace(cone_options, class_weight="counts")
+        found["cone, by counts"] = solve_cones(cones, plain, start=cone.point)
     for each in heads:
         found[each.describe()] = _as_intersection(cones, moments, each, began)
     return found

@@ -12,7 +12,7 @@ from gems_flwr.errors import OptionError
 from gems_flwr.intersect.aggregate import OnEmpty
 from gems_flwr.intersect.result import Select
 from gems_flwr.server.backbone_sending import BackboneMode
-from gems_flwr.wire.gradient_requests import GradientType
+from gems_flwr.server.refine_options import as_refine
 from gems_flwr.wire.space_requests import Ball, Centered, Cone, SpaceRequest
 
 
@@ -27,10 +27,7 @@ class SpaceStrategy(Protocol):
     robust: Any
     audit: bool
     backbone: Any
-    refine: int
-    refine_ridge: float
-    refine_tolerance: float
-    refine_dtype: Any
+    refine: Any
 
 
 # What once was an option of the strategy itself, and where it is now.
@@ -119,19 +116,7 @@ def _check_epsilon(epsilon: object, space: SpaceRequest) -> None:
 
 
 def _check_refinement(options: SpaceStrategy, space: SpaceRequest) -> None:
-    rules = {
-        "refine": (isinstance(options.refine, int) and options.refine >= 0, "an integer from 0"),
-        "refine_ridge": (options.refine_ridge > 0, "above 0"),
-        "refine_tolerance": (options.refine_tolerance >= 0, "at least 0"),
-        "refine_dtype": (
-            options.refine_dtype in get_args(GradientType),
-            f"one of {list(get_args(GradientType))}",
-        ),
-    }
-    for name, (holds, allowed) in rules.items():
-        if not holds:
-            raise OptionError(f"{name} must be {allowed}, got {getattr(options, name)!r}")
-    if not options.refine:
+    if not as_refine(options.refine).rounds:
         return
     if not isinstance(space, Cone):
         raise OptionError("refine needs cones: their moments are what steps are made of")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
@@ -30,11 +30,9 @@ from gems_flwr.wire.space_requests import Cone, Means, SpaceRequest
 # How much worse than the best a candidate may be that comes before it.
 _STANDARD_ERRORS = 0.25
 
-ChooseBy = Literal["accuracy", "balanced_accuracy"]
-
 
 def check_head_options(
-    head: HeadOptions, choose_by: str, space: SpaceRequest, *, tune: int, select: str | None
+    head: HeadOptions, space: SpaceRequest, *, tune: int, select: str | None
 ) -> None:
     """Refuse heads that do not go with the other options.
 
@@ -43,9 +41,6 @@ def check_head_options(
     OptionError
         Says what to write.
     """
-    if choose_by not in get_args(ChooseBy):
-        allowed = list(get_args(ChooseBy))
-        raise OptionError(f"choose_by must be one of {allowed}, got {choose_by!r}")
     if head.name == "qda":
         raise OptionError(NOT_LINEAR)
     if head.name == "cone":
@@ -82,12 +77,14 @@ class HeadChoice:
         cone: Intersection,
         head: HeadOptions,
         cone_options: ConeOptions,
-        choose_by: str,
         score: ScoreRequest,
     ) -> HeadChoice:
-        """Return the heads of some cones; noise as for scores."""
-        balanced = choose_by == "balanced_accuracy"
-        candidates = candidate_heads(cones, cone, head, cone_options, balanced=balanced)
+        """Return the heads of some cones; noise as for scores.
+
+        Where classes weigh the same in the objective, they do in the choice.
+        """
+        balanced = cone_options.class_weight == "balanced"
+        candidates = candidate_heads(cones, cone, head, cone_options)
         request = ChoiceRequest(
             len(candidates), balanced, score.dp_epsilon, score.dp_delta, score.dp_seeded
         )

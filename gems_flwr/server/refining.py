@@ -26,7 +26,6 @@ from gems_flwr.intersect.loss_bound import loss_bound
 from gems_flwr.intersect.loss_curvature import LossCurvature, mean_directions
 from gems_flwr.intersect.pooled_moments import pool_moments
 from gems_flwr.intersect.refinement import (
-    RIDGE,
     Evaluation,
     Proposal,
     candidates,
@@ -46,6 +45,7 @@ from gems_flwr.server.exchange import Answer
 from gems_flwr.server.log import log_event, log_warning
 from gems_flwr.server.loop import RoundLoop
 from gems_flwr.server.refine_memory import RefineMemory
+from gems_flwr.server.refine_options import Refine
 from gems_flwr.spaces.cone import ClassMomentCone
 from gems_flwr.spaces.output_layer import OutputLayer, flatten_linear
 from gems_flwr.typing import Arrays, Float
@@ -56,25 +56,21 @@ from gems_flwr.wire.gradient_replies import (
 )
 from gems_flwr.wire.gradient_requests import (
     GradientRequest,
-    GradientType,
     LossesRequest,
     ask_for_gradient,
     ask_for_losses,
 )
 from gems_flwr.wire.keys import TRAIN
 
-TOLERANCE = 1e-4
 # With more classes the curvature of each would take more bytes than the gradient.
 _BY_CLASS = 15
 
 
 @dataclasses.dataclass(frozen=True)
 class RefineOptions:
-    """How a layer is refined; see `gems_flwr.Gems`."""
+    """How a layer is refined, and what of; see `gems_flwr.Gems`."""
 
-    ridge: float = RIDGE
-    tolerance: float = TOLERANCE
-    dtype: GradientType = "int8"
+    how: Refine
     class_weight: ClassWeight = "counts"
     robust: bool = False
     public: Samples | None = None
@@ -142,17 +138,17 @@ class RefineRound:
         history = (*self.memory.history, seen)
         memory = dataclasses.replace(self.memory, history=history)
         curvature = LossCurvature.of(
-            self.moments, self.scale, softmax, self.options.ridge, self.weights
+            self.moments, self.scale, softmax, self.options.how.ridge, self.weights
         )
-        proposal = propose(history, curvature, self.options.ridge, memory.damping)
-        loss = seen.full_loss(self.options.ridge)
+        proposal = propose(history, curvature, self.options.how.ridge, memory.damping)
+        loss = seen.full_loss(self.options.how.ridge)
         note |= {
-            "gradient_norm": float(np.linalg.norm(seen.full_gradient(self.options.ridge))),
+            "gradient_norm": float(np.linalg.norm(seen.full_gradient(self.options.how.ridge))),
             "gradient_error": seen.error_length,
             "expected_gain": proposal.gain,
             **self._reached(self.point, seen.loss, seen.nodes, history),
         }
-        if proposal.gain < self.options.tolerance * loss:
+        if proposal.gain < self.options.how.tolerance * loss:
             reason = f"a step would gain {proposal.gain:.2g} of a loss of {loss:.4g}"
             return self._ends(note, told, memory, reason)
         return self._stepped(note, told, memory, proposal, replies)
@@ -176,7 +172,7 @@ class RefineRound:
             direction, tried
         )
         layers = points_at(self.point, direction, tried)
-        ridge = self.options.ridge
+        ridge = self.options.how.ridge
         losses = [d + ridge * squared_length(v) for d, v in zip(data, layers, strict=True)]
         best = choose(losses)
         memory = dataclasses.replace(memory, damping=damping_after(memory.damping, best))
@@ -195,7 +191,7 @@ class RefineRound:
         }
         note |= self._reached(reached, float(data[best]), nodes, memory.history, slack)
         note["gain"] = float(losses[0] - losses[best])
-        if note["gain"] < self.options.tolerance * losses[0]:
+        if note["gain"] < self.options.how.tolerance * losses[0]:
             reason = f"the last step gained {note['gain']:.2g} of a loss of {losses[0]:.4g}"
             return self._ends(note, told, memory, reason, arrays)
         return Refined(arrays, memory, _details(note, told))
@@ -206,7 +202,7 @@ class RefineRound:
         """Return the sums of the nodes that take part, as they count, by name."""
         request = GradientRequest(
             class_weights=self._told_weights(),
-            dtype=self.options.dtype,
+            dtype=self.options.how.dtype,
             by_class=self.layer.num_classes <= _BY_CLASS,
         )
         unpack = partial(
@@ -313,7 +309,7 @@ class RefineRound:
         slack: float = 0.0,
     ) -> dict[str, Any]:
         """Return the loss of a layer, and how much lower any can be."""
-        ridge = self.options.ridge
+        ridge = self.options.how.ridge
         same = [seen for seen in history if seen.nodes == nodes]
         return {
             "data_loss": loss,

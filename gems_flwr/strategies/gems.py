@@ -34,7 +34,6 @@ from gems_flwr.intersect.aggregate import (
 from gems_flwr.intersect.audit import audit_nodes
 from gems_flwr.intersect.cone_objective import ConeOptions
 from gems_flwr.intersect.moment_heads import Head, HeadOptions, Prior
-from gems_flwr.intersect.refinement import RIDGE
 from gems_flwr.intersect.screen_spaces import screen_spaces
 from gems_flwr.keyword_hints import with_hints
 from gems_flwr.moments.class_sums import ClassSums
@@ -51,7 +50,6 @@ from gems_flwr.server.gems_options import (
     moved_options,
 )
 from gems_flwr.server.head_choice import (
-    ChooseBy,
     HeadChoice,
     check_head_options,
     warn_of_missing,
@@ -61,7 +59,8 @@ from gems_flwr.server.loop import RoundLoop
 from gems_flwr.server.public_tuning import check_tuning, first_samples
 from gems_flwr.server.refine_memory import RefineMemory, renamed_state
 from gems_flwr.server.refine_memory import others as without_refinement
-from gems_flwr.server.refining import TOLERANCE, RefineOptions, RefineRound
+from gems_flwr.server.refine_options import Refine, as_refine
+from gems_flwr.server.refining import RefineOptions, RefineRound
 from gems_flwr.server.refining import reason_to_stop as refined_enough
 from gems_flwr.server.screening import plausible, unchecked_details
 from gems_flwr.server.state import RoundOutcome, ServerState
@@ -73,7 +72,6 @@ from gems_flwr.spaces.space_files import Space, SpaceFolder
 from gems_flwr.typing import Arrays, Metrics
 from gems_flwr.wire.asking import ask_for_score, ask_for_space, freeze_below
 from gems_flwr.wire.choice_messages import Counts, ask_for_choice, unpack_choice_reply
-from gems_flwr.wire.gradient_requests import GradientType
 from gems_flwr.wire.handler_metrics import unpack_told
 from gems_flwr.wire.keys import EVALUATE, TRAIN
 from gems_flwr.wire.space_replies import NodeSpace, unpack_score_reply, unpack_space_reply
@@ -101,7 +99,8 @@ class Gems(RoundLoop):
         Ridge of the cone objective, at least 0; by default that of the form of the moments. For
         ``head="ridge"`` in units of the mean variance of a feature, 0.01 by default.
     class_weight : {"counts", "balanced"}
-        Whether a class counts by its samples in the cone objective, or all the same.
+        Whether a class counts by its samples, or all the same: in the cone objective, in the loss
+        that is refined, and in what ``head="auto"`` chooses by (balanced accuracy then).
     head : {"cone", "ridge", "lda", "nearest_mean", "auto"}
         What is made of class moments: the layer of the cone objective, or a closed form of others;
         see `gems_flwr.intersect.moment_heads`. ``auto`` sends all of them to the nodes in one more
@@ -111,8 +110,6 @@ class Gems(RoundLoop):
         power. For cones there is `class_weight`.
     shrinkage : float, optional
         Of lda's covariance towards a round one, in [0, 1]; 0.05 by default.
-    choose_by : {"accuracy", "balanced_accuracy"}
-        By what ``auto`` chooses; the second tries more priors, and nodes count by class.
     on_empty : {"least", "relax", "retrain", "subset", "fail"}
         If the spaces do not meet: take the least violating point; lower epsilon until they do;
         let the nodes train again from new initial weights, up to `retrains` times, and add the
@@ -141,18 +138,11 @@ class Gems(RoundLoop):
         model down to every node for each suspect, and again after each conviction.
     layer : str, optional
         Name of the linear output layer, where it is not the last matrix of the model.
-    refine : int, default 0
+    refine : int or Refine, default 0
         Further rounds, for cones, in which nodes send the gradient of their training loss and the
         server steps towards the pooled optimum; see `gems_flwr.server.refining`. The loss falls
         in each or the layer stays; `details` have ``loss``, ``gradient_norm`` and ``loss_bound``:
         how much lower the pooled optimum can be, at most.
-    refine_ridge : float, default 1e-4
-        Weight of ``|W|^2``, and of the squared bias, in the loss that is refined, on scaled
-        features; above 0.
-    refine_tolerance : float, default 1e-4
-        Refinement ends when a step gains, or would gain, a smaller share of the loss; at least 0.
-    refine_dtype : {"int8", "float16", "float32"}
-        How nodes round their gradients.
     backbone : {"auto", "send", "local"}
         Who is sent the layers below the output layer. Nodes whose own `model` has them, as a
         digest tells, are not, unless they take less than a megabyte: those come along with the
@@ -186,7 +176,6 @@ class Gems(RoundLoop):
     head: Head = "cone"
     prior: Prior = "counts"
     shrinkage: float | None = None
-    choose_by: ChooseBy = "accuracy"
     on_empty: Literal["least", "relax", "retrain", "subset", "fail"] = "least"
     retrains: int = 3
     initialise: Callable[[int], Arrays] | None = None
@@ -197,10 +186,7 @@ class Gems(RoundLoop):
     robust: bool | None = None
     audit: bool = False
     layer: str | None = None
-    refine: int = 0
-    refine_ridge: float = RIDGE
-    refine_tolerance: float = TOLERANCE
-    refine_dtype: GradientType = "int8"
+    refine: Refine | int = 0
     backbone: BackboneMode = "auto"
 
     def __post_init__(self) -> None:
@@ -215,16 +201,14 @@ class Gems(RoundLoop):
         check_tuning(self.tune, self.tune_rate, self.public)
         self._cone_options = ConeOptions(ridge=self.ridge, class_weight=self.class_weight)
         self._head = HeadOptions(self.head, self.prior, self.shrinkage, self.ridge)
-        check_head_options(
-            self._head, self.choose_by, self._space, tune=self.tune, select=self.select
-        )
+        check_head_options(self._head, self._space, tune=self.tune, select=self.select)
         for node in self.epsilon if isinstance(self.epsilon, Mapping) else [""]:
             self.request(node)
         self._spaces = SpaceFolder(self._folder() if self.checkpoint_dir else None)
         self._received: dict[str, NodeSpace] = {}
         self._first_round = 1
         self._unchecked: tuple[int, ...] | None = None
-        again = self.verify or self.audit or self.on_empty == "retrain" or self.refine > 0
+        again = self.verify or self.audit or self.on_empty == "retrain" or self.refine_rounds > 0
         self._backbones = BackboneSender(self.backbone, keep=again or self.head == "auto")
 
     @property
@@ -233,9 +217,14 @@ class Gems(RoundLoop):
         return self._space
 
     @property
+    def refine_rounds(self) -> int:
+        """How many rounds of refinement there are at most."""
+        return as_refine(self.refine).rounds
+
+    @property
     def rounds_needed(self) -> int:  # type: ignore[override]
         """One, and as many more as retraining or refining may take."""
-        return 1 + (self.retrains if self.on_empty == "retrain" else self.refine)
+        return 1 + (self.retrains if self.on_empty == "retrain" else self.refine_rounds)
 
     def request(self, node: str = "") -> SpaceRequest:
         """Return what a node is asked for."""
@@ -264,7 +253,7 @@ class Gems(RoundLoop):
         """Collect the spaces, intersect them, and let the nodes verify the result."""
         layer = find_output_layer(state.arrays, self.layer)
         start = state.arrays
-        if self.refine and server_round > self._first_round:
+        if self.refine_rounds and server_round > self._first_round:
             return self._refined(server_round, state, grid, layer, train_config, evaluate_config)
         if server_round > self._first_round and self.initialise is not None:
             start = self.initialise(server_round)
@@ -285,7 +274,9 @@ class Gems(RoundLoop):
             found, chosen = self._chosen(server_round, grid, found, spaces, start, evaluate_config)
         arrays = layer.replace_in(start, found.point)
         last_round = self._first_round + self.rounds_needed - 1
-        done = server_round == last_round or (found.intersection.feasible and not self.refine)
+        done = server_round == last_round or (
+            found.intersection.feasible and not self.refine_rounds
+        )
         scores: dict[str, float] = {}
         if done and self.verify:
             model = SplitModel.of(arrays, layer.keys)
@@ -311,9 +302,7 @@ class Gems(RoundLoop):
     ) -> RoundOutcome:
         """Step towards the optimum of the pooled loss."""
         options = RefineOptions(
-            ridge=self.refine_ridge,
-            tolerance=self.refine_tolerance,
-            dtype=self.refine_dtype,
+            how=as_refine(self.refine),
             class_weight=self.class_weight,
             robust=bool(self.robust),
             public=self._public(),
@@ -332,7 +321,7 @@ class Gems(RoundLoop):
 
     def _to_refine(self, received: Mapping[str, NodeSpace], spaces: Spaces) -> dict[str, NDArray]:
         """Return what rounds of refinement have to know of the first one."""
-        if not self.refine:
+        if not self.refine_rounds:
             return {}
         cones = {n: cone for n, cone in spaces.items() if isinstance(cone, ClassMomentCone)}
         members = tuple(received) if self._space.is_summed else tuple(cones)
@@ -366,10 +355,8 @@ class Gems(RoundLoop):
         """Let the nodes' held-out data choose among the heads."""
         layer = find_output_layer(start, self.layer)
         cones = [space for space in spaces.values() if isinstance(space, ClassMomentCone)]
-        cone, by = found.intersection, self.choose_by
-        choice = HeadChoice.among(
-            cones, cone, self._head, self._cone_options, by, self._space.score
-        )
+        cone = found.intersection
+        choice = HeadChoice.among(cones, cone, self._head, self._cone_options, self._space.score)
         models = [
             SplitModel.of(layer.replace_in(start, each.point), layer.keys)
             for each in choice.candidates.values()
@@ -440,7 +427,7 @@ class Gems(RoundLoop):
         """Stop as soon as the spaces meet."""
         if self.on_empty == "retrain" and state.details.get("status") == "feasible":
             return "the spaces meet"
-        if self.refine and (reason := refined_enough(state.details)):
+        if self.refine_rounds and (reason := refined_enough(state.details)):
             return reason
         return super().reason_to_stop(state)
 

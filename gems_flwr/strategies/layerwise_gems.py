@@ -104,7 +104,7 @@ class LayerwiseGems(TunesOnPublicData):
         Space of the output layer. The words ``"ball"`` and ``"ellipsoid"`` stand for an epsilon
         of 0.7. A `Gems` says, too, what the server does with the spaces: its `epsilon`,
         `select`, `ridge` (by default 1e-5 on hidden layers), `class_weight`, `on_empty`,
-        `robust`, `audit`, `layer`, `refine` and its options count; everything else is as in
+        `robust`, `audit`, `layer` and `refine` count; everything else is as in
         this strategy.
     verify : bool, default False
         Whether every node is asked how accurate the result is on its own held-out data.
@@ -158,7 +158,7 @@ class LayerwiseGems(TunesOnPublicData):
         self._output = _as_gems(self.head)
         if self._output.on_empty == "retrain":
             raise OptionError("head.on_empty must not be retrain: the layers below are done")
-        if self._output.refine and self.tune and self.tune_layers == "all":
+        if self._output.refine_rounds and self.tune and self.tune_layers == "all":
             raise OptionError(
                 "head.refine goes with tune_layers='last': tuning all layers undoes it"
             )
@@ -172,7 +172,7 @@ class LayerwiseGems(TunesOnPublicData):
     @property
     def rounds_needed(self) -> int:  # type: ignore[override]
         """As many as the network has layers, and those that refine the last one."""
-        return self._hidden + 1 + self._output.refine
+        return self._hidden + 1 + self._output.refine_rounds
 
     def prepare(self, initial: Arrays, num_rounds: int) -> None:
         """Count the layers of the network."""
@@ -228,7 +228,7 @@ class LayerwiseGems(TunesOnPublicData):
 
     def reason_to_stop(self, state: ServerState) -> str | None:
         """Stop when refining the output layer further would not help."""
-        if self._output.refine and (reason := refined_enough(state.details)):
+        if self._output.refine_rounds and (reason := refined_enough(state.details)):
             return reason
         return super().reason_to_stop(state)
 
@@ -366,14 +366,10 @@ class LayerwiseGems(TunesOnPublicData):
             head=head.head,
             prior=head.prior,
             shrinkage=head.shrinkage,
-            choose_by=head.choose_by,
             on_empty=head.on_empty,
             layer=head.layer,
             audit=head.audit,
             refine=head.refine,
-            refine_ridge=head.refine_ridge,
-            refine_tolerance=head.refine_tolerance,
-            refine_dtype=head.refine_dtype,
             # The merged layers below it are new to everybody.
             backbone="send",
             verify=self.verify or head.verify,

@@ -49,7 +49,7 @@ def samples(count: int, features: int) -> tuple[torch.Tensor, torch.Tensor]:
 def build(way: Way, x: torch.Tensor, y: torch.Tensor) -> None:
     """Build a cone of rank 20."""
     if way == "samples":
-        stream_cone(x, Components.of(y), CLASSES, rank=RANK, min_count=32)
+        stream_cone(x, Components.of(y), CLASSES, rank=RANK)
     else:
         compress(cone_from_sums(sum_classes(in_chunks(x, y), CLASSES)), RANK)
 

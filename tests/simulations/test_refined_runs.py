@@ -17,7 +17,7 @@ needs_data = [
 
 
 def refined(tmp_path, *overrides):
-    given = ["strategy=gems", "strategy.refine=3", "progress=false", *overrides]
+    given = ["strategy=gems", "strategy.refine.rounds=3", "progress=false", *overrides]
     return run(compose_config(given), tmp_path, Console(quiet=True))
 
 
@@ -26,7 +26,7 @@ def losses_of(result):
 
 
 def test_a_run_on_the_digits_is_refined_and_says_so(tmp_path):
-    one = refined(tmp_path / "one", "strategy.refine=0")
+    one = refined(tmp_path / "one", "strategy.refine.rounds=0")
     result = refined(tmp_path / "four", "strategy.verify=true")
     losses = losses_of(result)
     assert result["rounds"] == 4
@@ -48,7 +48,7 @@ def test_the_loss_never_rises(tmp_path, dataset, weights):
         f"dataset={dataset}",
         "strategy.space.rank=10",
         f"strategy.class_weight={weights}",
-        "strategy.refine=5",
+        "strategy.refine.rounds=5",
     )
     losses = losses_of(result)
     assert losses == sorted(losses, reverse=True)
@@ -60,7 +60,7 @@ def test_the_loss_never_rises(tmp_path, dataset, weights):
     ("overrides", "accuracy", "bytes_per_node"),
     [
         pytest.param(
-            ("dataset=mnist", "strategy.space.rank=20", "strategy.refine_ridge=0.0003"),
+            ("dataset=mnist", "strategy.space.rank=20", "strategy.refine.ridge=0.0003"),
             0.921,
             55_000,
             marks=needs_data,
@@ -70,8 +70,8 @@ def test_the_loss_never_rises(tmp_path, dataset, weights):
             (
                 "dataset=cifar10_features",
                 "strategy.space.rank=60",
-                "strategy.refine=5",
-                "strategy.refine_ridge=0.001",
+                "strategy.refine.rounds=5",
+                "strategy.refine.ridge=0.001",
             ),
             0.641,
             60_000,

@@ -95,7 +95,6 @@ def test_a_layered_network_can_have_another_head():
         ({"head": "svm"}, "head must be one of"),
         ({"head": "lda", "space": Ball()}, "write space=Cone"),
         ({"head": "lda", "select": "margin"}, "goes with select=None"),
-        ({"head": "auto", "choose_by": "loss"}, "choose_by must be one of"),
         ({"head": "lda", "prior": 2}, "prior must be"),
         (
             {"head": "lda", "tune": 5, "public": (np.zeros((5, 6)), np.zeros(5, int))},
@@ -111,16 +110,17 @@ def test_heads_that_do_not_fit_are_refused_with_what_to_write(options, reason):
 # --- heads that the nodes choose --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("choose_by", ["accuracy", "balanced_accuracy"])
-def test_the_nodes_held_out_data_choose_the_best_head(choose_by):
+@pytest.mark.parametrize("class_weight", ["counts", "balanced"])
+def test_the_nodes_held_out_data_choose_the_best_head(class_weight):
     grid = MeteredGrid(InProcessGrid(linear_app(limits=FULL), 2))
-    result = Gems(space=Cone(rank="full"), head="auto", choose_by=choose_by).start(grid, initial())
+    strategy = Gems(space=Cone(rank="full"), head="auto", class_weight=class_weight)
+    result = strategy.start(grid, initial())
     scores = result.details["head_scores"]
     assert scores[result.details["head"]] >= max(scores.values()) - 0.01
     assert {"cone", "nearest_mean"} <= scores.keys()
     assert accuracy(result.arrays) > 0.9
-    by_class = choose_by == "balanced_accuracy"
-    assert ("cone, balanced" in scores) == by_class
+    by_class = class_weight == "balanced"
+    assert ("cone, by counts" in scores) == by_class
     assert any("prior uniform" in name for name in scores) == by_class
 
 

@@ -25,6 +25,7 @@ from gems_flwr.intersect.tuning import public_weight
 from gems_flwr.moments.loss_sums import loss_sums
 from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from gems_flwr.samples import Samples
+from gems_flwr.server.refine_options import Refine
 from gems_flwr.spaces.space_files import SpaceFolder
 from gems_flwr.strategies.gems import Gems
 from gems_flwr.strategies.layerwise_gems import LayerwiseGems
@@ -60,9 +61,13 @@ def linear(classes, features, seed=0):
     return ArrayRecord(torch.nn.Linear(features, classes).state_dict())
 
 
+def refine(rounds, **options):
+    return Refine(rounds, **{"ridge": RIDGE, **options})
+
+
 def refined_digits(parts=None, grid=InProcessGrid, limits=UNLIMITED, **options):
     parts = parts or digits()
-    options = {"space": Cone(rank=10), "refine": 4, "refine_ridge": RIDGE, **options}
+    options = {"space": Cone(rank=10), "refine": refine(4), **options}
     grid = grid(app_of(parts, limits), len(parts))
     return Gems(**options).start(grid, linear(10, 64))
 
@@ -123,7 +128,9 @@ def layer_of(result, scale):
 def test_the_loss_falls_to_the_pooled_optimum_and_the_bound_holds(tmp_path, by_label, class_weight):
     """Against scipy on the pooled data: the loss that is told, and how far it is from the least."""
     parts = digits(sort=by_label)
-    result = refined_digits(parts, checkpoint_dir=tmp_path, class_weight=class_weight, refine=6)
+    result = refined_digits(
+        parts, checkpoint_dir=tmp_path, class_weight=class_weight, refine=refine(6)
+    )
     rounds = result.details["refinement"]
     losses = [each["loss"] for each in rounds]
     assert losses == sorted(losses, reverse=True)
@@ -143,7 +150,7 @@ def test_the_loss_falls_to_the_pooled_optimum_and_the_bound_holds(tmp_path, by_l
 
 
 def test_rounds_that_would_not_help_are_not_played():
-    result = refined_digits(refine=30, refine_tolerance=1e-3)
+    result = refined_digits(refine=refine(30, tolerance=1e-3))
     assert len(result.history) < 20
     assert re.search("gain", result.stopped_because)
     assert result.details["refinement"][-1]["converged"]
@@ -152,7 +159,9 @@ def test_rounds_that_would_not_help_are_not_played():
 def test_public_samples_join_the_loss_that_is_refined(tmp_path):
     parts = digits(4)
     public = parts[3]
-    result = refined_digits(parts[:3], public=public, tune=300, refine=6, checkpoint_dir=tmp_path)
+    result = refined_digits(
+        parts[:3], public=public, tune=300, refine=refine(6), checkpoint_dir=tmp_path
+    )
     scale = scale_of(tmp_path)
     sample = Samples(public[0][:300], public[1][:300])
     least, loss_at = pooled_optimum(parts[:3], scale, public=sample)
@@ -164,12 +173,12 @@ def test_public_samples_join_the_loss_that_is_refined(tmp_path):
 def test_a_split_hardly_matters_and_neither_do_rounding_and_sums():
     """Full moments add up exactly, gradients do: all that differs is what is rounded."""
     space = Cone(rank="full", min_count=2)
-    plain = refined_digits(space=space, refine_dtype="float32")
+    plain = refined_digits(space=space, refine=refine(4, dtype="float32"))
     for options in (
-        {"parts": digits(sort=False), "refine_dtype": "float32"},
-        {"refine_dtype": "float16"},
-        {"refine_dtype": "int8"},
-        {"space": Cone(sums=True, min_count=2), "refine_dtype": "float32"},
+        {"parts": digits(sort=False), "refine": refine(4, dtype="float32")},
+        {"refine": refine(4, dtype="float16")},
+        {"refine": refine(4, dtype="int8")},
+        {"space": Cone(sums=True, min_count=2), "refine": refine(4, dtype="float32")},
     ):
         other = refined_digits(**{"space": space, **options})
         assert other.details["loss"] == pytest.approx(plain.details["loss"], rel=2e-2)
@@ -211,7 +220,7 @@ Dies.__name__ = "Gems"
 
 @pytest.mark.parametrize("space", [Cone(rank=10), Cone(sums=True, min_count=2)])
 def test_a_resumed_run_equals_the_unbroken_one(tmp_path, space):
-    options = {"space": space, "refine": 3, "refine_ridge": RIDGE}
+    options = {"space": space, "refine": refine(3)}
     unbroken = refined_digits(**options)
     for at in (2, 3, 4):
         parts, folder = digits(), tmp_path / str(at)
@@ -258,7 +267,7 @@ def test_a_node_that_is_missing_in_a_round_is_missing_in_its_loss_alone(tmp_path
     """Round 3 is about the two others. The bound of round 4 is about all three again."""
     parts = digits(sort=False)
     silent = {(1, 3, "gradient-request")}
-    strategy = Gems(space=Cone(rank=10), refine=4, refine_ridge=RIDGE, checkpoint_dir=tmp_path)
+    strategy = Gems(space=Cone(rank=10), refine=refine(4), checkpoint_dir=tmp_path)
     result = strategy.start(InProcessGrid(failing(parts, silent), 3), linear(10, 64))
     rounds = result.details["refinement"]
     assert [each["nodes"] for each in rounds] == [3, 2, 3, 3]
@@ -272,7 +281,7 @@ def test_a_node_that_is_missing_in_a_round_is_missing_in_its_loss_alone(tmp_path
 def test_losses_are_compared_over_those_who_told_them():
     parts = digits(sort=False)
     silent = {(2, 2, "losses-request")}
-    strategy = Gems(space=Cone(rank=10), refine=2, refine_ridge=RIDGE)
+    strategy = Gems(space=Cone(rank=10), refine=refine(2))
     result = strategy.start(InProcessGrid(failing(parts, silent), 3), linear(10, 64))
     first, second = result.details["refinement"]
     assert first["taken"]
@@ -284,9 +293,9 @@ def test_losses_are_compared_over_those_who_told_them():
 def test_the_layer_stays_if_too_few_answer(what):
     parts = digits(sort=False)
     silent = {(node, 2, what) for node in (0, 1)}
-    options = {"space": Cone(rank=10), "refine_ridge": RIDGE, "min_nodes": 2}
+    options = {"space": Cone(rank=10), "min_nodes": 2}
     one = Gems(**options).start(InProcessGrid(app_of(parts), 3), linear(10, 64))
-    result = Gems(**options, refine=1).start(
+    result = Gems(**options, refine=refine(1)).start(
         InProcessGrid(failing(parts, silent), 3), linear(10, 64)
     )
     assert record_equal(result.arrays, one.arrays)
@@ -362,10 +371,8 @@ def test_a_node_counts_for_no_more_samples_than_it_is_allowed():
         ({"space": Ball()}, "refine needs cones"),
         ({"space": Ellipsoid()}, "refine needs cones"),
         ({"space": Cone(dp_epsilon=1.0, dp_clip=3.0)}, "refine goes without dp_epsilon"),
-        ({"refine": -1}, "refine must be an integer from 0"),
-        ({"refine_ridge": 0.0}, "refine_ridge must be above 0"),
-        ({"refine_tolerance": -1.0}, "refine_tolerance must be at least 0"),
-        ({"refine_dtype": "int4"}, "refine_dtype must be one of"),
+        ({"refine": -1}, "refine.rounds must be an integer from 0"),
+        ({"refine": True}, "refine.rounds must be an integer from 0"),
     ],
 )
 def test_what_does_not_go_together_is_refused(options, reason):
@@ -446,3 +453,16 @@ def test_tuning_all_layers_does_not_go_with_refining_the_last():
             public_data=(np.zeros((2, 3)), np.zeros(2)),
             build_model=lambda: torch.nn.Linear(3, 2),
         )
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"ridge": 0.0}, "refine.ridge must be above 0"),
+        ({"tolerance": -1.0}, "refine.tolerance must be at least 0"),
+        ({"dtype": "int4"}, "refine.dtype must be one of"),
+    ],
+)
+def test_how_to_refine_is_checked(options, reason):
+    with pytest.raises(OptionError, match=reason):
+        Refine(2, **options)
