@@ -56,12 +56,18 @@ class LossCurvature:
     def of(
         cls, moments: PooledMoments, scale: Float, softmax: Float, ridge: float, weights: Float
     ) -> LossCurvature:
-        """Return the curvature where a sample of each class counts by its weight."""
-        shares = shares_within(moments)
+        """Return the curvature where a sample of each class counts by its weight.
+
+        A class that nodes have samples of but sent no moments of is taken to lie where all the
+        others do: without any, its samples would bend the loss in ways that no step knows of.
+        """
         if len(softmax) == 1:
             shares = moments.shares * weights[moments.labels]
-            shares = shares / shares.sum()
-        return cls(moments, scale, shares, softmax, ridge)
+            return cls(moments, scale, shares / shares.sum(), softmax, ridge)
+        present = np.bincount(moments.labels, moments.shares, minlength=moments.num_classes)
+        unknown = softmax[present == 0].sum(axis=0)
+        mixed = softmax + present[:, None, None] * unknown
+        return cls(moments, scale, shares_within(moments), mixed, ridge)
 
     def __call__(self, layer: Float) -> Float:
         """Return the product with a direction of shape (C, D + 1)."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from gems_flwr.intersect.loss_bound import loss_bound
-from gems_flwr.intersect.loss_curvature import LossCurvature, solve
+from gems_flwr.intersect.loss_curvature import LossCurvature, mean_directions, solve
 from gems_flwr.intersect.pooled_moments import pool_moments
 from gems_flwr.intersect.refinement import (
     Evaluation,
@@ -90,6 +90,35 @@ def test_products_are_those_with_the_matrix_written_out(rank, by_class):
     assert np.linalg.eigvalsh(written).min() >= 2 * RIDGE - 1e-12
     found = solve(curvature, layer, 0.0)
     assert curvature(found) == pytest.approx(layer, rel=1e-2, abs=1e-3)
+
+
+def test_a_class_without_moments_bends_the_loss_where_all_the_others_lie():
+    """Withheld by all nodes, it is in their gradients all the same."""
+    samples = some_samples()
+    sent = samples.labels != 2
+    cone = build_cone(samples.inputs[sent], samples.labels[sent], CLASSES, rank=2, min_count=2)
+    moments = pool_moments([cone])
+    layer = np.random.default_rng(1).normal(size=(CLASSES, FEATURES + 1))
+    softmax = np.zeros((CLASSES, CLASSES, CLASSES))
+    softmax[2] = np.eye(CLASSES)
+    scale = moments.feature_scale
+    curvature = LossCurvature.of(moments, scale, softmax, RIDGE, ONES)
+    pooled = LossCurvature.of(moments, scale, softmax[2:], RIDGE, ONES)
+    assert curvature(layer) == pytest.approx(pooled(layer), rel=1e-9)
+    assert (layer * curvature(layer)).sum() > 10 * 2 * RIDGE * (layer**2).sum()
+
+
+def test_directions_of_class_means_hold_the_class_means():
+    samples = some_samples()
+    for rank in ("full", 2):
+        cone = build_cone(samples.inputs, samples.labels, CLASSES, rank=rank, min_count=2)
+        moments = pool_moments([cone])
+        scale = moments.feature_scale
+        basis = mean_directions(moments, scale)
+        means = np.column_stack([mean_values(cone) / scale, np.ones(CLASSES)])
+        assert basis @ basis.T == pytest.approx(np.eye(CLASSES), abs=1e-9)
+        assert means @ basis.T @ basis == pytest.approx(means, abs=1e-6)
+        assert len(mean_directions(moments, scale, most=2)) == 2
 
 
 # --- steps ------------------------------------------------------------------------------------

@@ -329,11 +329,12 @@ def test_a_node_that_sends_nan_is_left_out_by_name():
     assert [each["nodes"] for each in result.details["refinement"]] == [2, 2]
 
 
-def lying(content, factor=50.0):
+def lying(content):
     """Claim a gradient that is many times as long as it can be."""
     if "gradient" in content:
-        scales = np.frombuffer(content["gradient"]["scales"], "<f4") * factor
-        content["gradient"]["scales"] = scales.astype("<f4").tobytes()
+        for key, kind in (("scales", "<f4"), ("along", "<f2")):
+            larger = 50 * np.frombuffer(content["gradient"][key], kind).astype(np.float64)
+            content["gradient"][key] = larger.astype(kind).tobytes()
 
 
 def test_robust_leaves_out_a_gradient_that_the_moments_do_not_allow():
@@ -351,7 +352,8 @@ def test_a_node_counts_for_no_more_samples_than_it_is_allowed():
 
     def boast(content):
         if "gradient" in content:
-            lying(content, 1000.0)
+            scales = np.frombuffer(content["gradient"]["scales"], "<f4") * 1000
+            content["gradient"]["scales"] = scales.astype("<f4").tobytes()
             metrics = content["metrics"]
             for key in ("num-examples", "weight-sum", "loss-sum"):
                 metrics[key] = metrics[key] * 1000
