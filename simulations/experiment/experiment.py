@@ -37,6 +37,7 @@ from simulations.config import ConfigError, RunConfig
 from simulations.data.examples import Dataset, Examples
 from simulations.data.own_data import read_own_data
 from simulations.data.splits import split_validation
+from simulations.experiment.fixed_lift import LIFT_MEMORY
 from simulations.experiment.linear_optimum import linear_optimum
 from simulations.experiment.remembered import fit_once
 from simulations.experiment.training import TrainOptions, probabilities, tensors
@@ -198,11 +199,12 @@ class Experiment:
         proximal_mu: float = 0.0,
     ) -> dict[str, float]:
         backend = self.config.backend
+        model, examples, scale = self._on_lift(model, examples)
         return fit_once(
             model,
             examples,
             architecture=repr(self.config.model),
-            scale=self.dataset.scale,
+            scale=scale,
             options=options,
             seed=seed,
             device=backend.device,
@@ -230,13 +232,25 @@ class Experiment:
     def predict(self, model: nn.Module, examples: Examples) -> NDArray:
         """Return the model's class probabilities."""
         backend = self.config.backend
+        model, examples, scale = self._on_lift(model, examples)
         return probabilities(
             model,
             examples,
-            scale=self.dataset.scale,
+            scale=scale,
             device=backend.device,
             threads=backend.threads,
         )
+
+    def _on_lift(self, model: nn.Module, examples: Examples) -> tuple[nn.Module, Examples, float]:
+        """Return the part of a model that learns, what it sees, and the factor of that."""
+        lifted = LIFT_MEMORY.lifted(
+            model,
+            examples,
+            architecture=repr(self.config.model),
+            scale=self.dataset.scale,
+            threads=self.config.backend.threads,
+        )
+        return (model, examples, self.dataset.scale) if lifted is None else (*lifted, 1.0)
 
     def tensors(self, examples: Examples) -> tuple[torch.Tensor, torch.Tensor]:
         """Return examples as the model sees them."""

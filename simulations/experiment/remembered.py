@@ -230,11 +230,12 @@ def _key(
     digest = hashlib.blake2b(repr(told).encode(), digest_size=32)
     for name, tensor in model.state_dict().items():
         _add(digest, name, tensor.detach().cpu().numpy())
-    digest.update(_digest_of(examples))
+    digest.update(digest_of(examples))
     return digest.digest()
 
 
-def _digest_of(examples: Examples) -> bytes:
+def digest_of(examples: Examples) -> bytes:
+    """Return a digest of examples, which is computed once."""
     known = _digests.get(examples)
     if known is None:
         digest = hashlib.blake2b(digest_size=32)

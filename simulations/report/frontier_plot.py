@@ -140,7 +140,9 @@ def _fit(axes: Axes, curves: Sequence[ByteCurve], ceilings: Mapping[str, float])
     axes.set_ylim(float(_from_height(low - margin)), float(_from_height(high + margin)))
     axes.yaxis.set_major_locator(FixedLocator(_TICKS))
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}".lstrip("0")))
+    axes.yaxis.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{value:.3g}".lstrip("0") or "0")
+    )
 
 
 def _name_all(

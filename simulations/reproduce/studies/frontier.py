@@ -38,8 +38,9 @@ from simulations.run import run as run_one
 
 SETTING = ("dataset=mnist", "partition=labels", "nodes=5")
 ROUNDS = 200
-# What a candidate of the tuning plays, as a share of all rounds.
+# What a candidate of the tuning plays: a share of all rounds, and at least so many.
 _TUNING_SHARE = 0.1
+_LEAST_TUNING = 5
 PICTURE = "frontier.png"
 
 
@@ -74,7 +75,8 @@ def run(overrides: Sequence[str], output: Path, console: Console) -> Path:
     """Run the study; return the path of its page."""
     rounds, common = _take_rounds(overrides)
     common = [*SETTING, *common]
-    tuning = Tuning(common, max(2, round(_TUNING_SHARE * rounds)), output / "tuning", console)
+    tried = max(_LEAST_TUNING, round(_TUNING_SHARE * rounds))
+    tuning = Tuning(common, tried, output / "tuning", console)
     found = collect(METHODS, CEILINGS, common, rounds, output / "runs", console, tuning)
     return write_frontier(found, output, console, tuning.trials)
 

@@ -1,0 +1,104 @@
+"""A fixed lift is computed once: training and scoring then see a linear layer on its outputs.
+
+A network whose only weights are those of its output layer, above modules that never change (random
+filters from a seed), gives every example the same features in every round. Two hundred rounds of
+federated averaging would compute them two hundred times.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+
+import numpy as np
+import torch
+from torch import nn
+
+from gems_flwr.networks.inputs import watch
+from simulations.data.examples import Examples
+from simulations.experiment.remembered import digest_of
+from simulations.experiment.training import placed, tensors, torch_threads
+
+# Of features that are kept; what has been used least lately goes first.
+_LIMIT_BYTES = 1200 * 2**20
+_CHUNK = 1024
+# Modules that change nothing but the shape: what stands on them alone is no lift.
+_PLAIN = (nn.Sequential, nn.Flatten, nn.Identity, nn.Linear, nn.Dropout)
+
+
+def layer_on_lift(model: nn.Module) -> nn.Linear | None:
+    """Return the linear layer that is all that a model learns, if it stands on a fixed lift."""
+    modules = list(model.named_modules())
+    if all(isinstance(module, _PLAIN) for _, module in modules):
+        return None
+    linear = [(name, module) for name, module in modules if isinstance(module, nn.Linear)]
+    if len(linear) != 1 or any(isinstance(m, nn.modules.dropout._DropoutNd) for _, m in modules):
+        return None
+    name, layer = linear[0]
+    prefix = f"{name}." if name else ""
+    own = {f"{prefix}{key}" for key in layer.state_dict()}
+    return layer if model.state_dict().keys() == own else None
+
+
+class LiftMemory:
+    """Features of examples, by the lift and the examples that they belong to."""
+
+    def __init__(self, limit_bytes: int = _LIMIT_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self._known: OrderedDict[tuple[str, bytes], Examples] = OrderedDict()
+        # A node that overstays is left behind in its thread, where it may still train.
+        self._lock = threading.Lock()
+
+    def lifted(
+        self, model: nn.Module, examples: Examples, *, architecture: str, scale: float, threads: int
+    ) -> tuple[nn.Linear, Examples] | None:
+        """Return a model's output layer and what it sees of some examples.
+
+        Parameters
+        ----------
+        model : torch.nn.Module
+            Maps a batch to logits.
+        examples : Examples
+            At least one, or nothing is returned.
+        architecture : str
+            What the model was built from: two of the same have the same lift.
+        scale : float
+            Factor of the stored features.
+        threads : int
+            CPU threads, at least 1.
+
+        Returns
+        -------
+        tuple or None
+            None if the model has more to learn than that layer, or nothing fixed below it.
+        """
+        layer = layer_on_lift(model)
+        if layer is None or not len(examples):
+            return None
+        key = (architecture, digest_of(examples))
+        with self._lock:
+            found = self._known.get(key)
+            if found is None:
+                features = _features(model, layer, examples, scale, threads)
+                found = Examples(features, examples.labels)
+                self._known[key] = found
+            self._known.move_to_end(key)
+            while sum(e.features.nbytes for e in self._known.values()) > self._limit_bytes:
+                self._known.popitem(last=False)
+        return layer, found
+
+
+def _features(
+    model: nn.Module, layer: nn.Linear, examples: Examples, scale: float, threads: int
+) -> np.ndarray:
+    [name] = [name for name, module in model.named_modules() if module is layer]
+    rows = []
+    with torch_threads(threads), placed(model, torch.device("cpu"), training=False):
+        for start in range(0, len(examples), _CHUNK):
+            part = examples.take(np.arange(start, min(start + _CHUNK, len(examples))))
+            inputs, _ = tensors(part, scale=scale)
+            rows.append(watch(model, inputs, [name])[0].inputs.numpy())
+    return np.concatenate(rows)
+
+
+LIFT_MEMORY = LiftMemory()
