@@ -9,7 +9,7 @@ is appended for the bias, a layer ``V`` of shape (C, D + 1) and ``p = softmax(V 
                of a class                                              (C, C) per class
 
 where ``a`` weighs classes. All of them are plain sums, so they do not depend on how samples are
-spread over nodes. The curvature of a sample is ``diag p - p p^T``, which is the mean of ``r r^T`` over
+spread over nodes. The curvature of a sample is ``diag p - p p^T``, the mean of ``r r^T`` over
 labels that the layer itself predicts. Where the layer is sure and wrong the first is next to
 nothing, and a step by it would be endless; the second is not.
 
