@@ -1,8 +1,9 @@
 """The curvature of the pooled softmax loss, from class moments and a few numbers of the nodes.
 
 The loss of a linear layer V on samples x has the Hessian ``E[(diag p - p p^T) (x) x x^T]``. The
-nodes' moments have the second factor, class by class, and ``G_c = E[diag p - p p^T]`` over the
-samples of class c is C x C numbers that nodes tell along with the gradient. Their product::
+nodes' moments have the second factor, class by class, and ``G_c``, an estimate of the mean of the
+first over the samples of class c (see `gems_flwr.moments.loss_sums`), is C x C numbers that nodes
+tell along with the gradient. Their product::
 
     H V = sum_c share_c G_c V A_c + 2 ridge V,    A_c = second moment of the class's inputs
 
@@ -40,8 +41,8 @@ class LossCurvature:
     shares : array of shape (components,)
         How much each component counts: within its class, or, with one matrix for all, in all.
     softmax : array of shape (C, C, C), or (1, C, C)
-        The sum of ``diag p - p p^T`` over the samples of each class, or of all classes, per
-        sample of all classes.
+        The sum of what stands for ``diag p - p p^T`` over the samples of each class, or of all
+        classes, per sample of all classes.
     ridge : float
         Of the loss.
     """

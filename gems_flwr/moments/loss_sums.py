@@ -4,11 +4,14 @@ What `Gems(refine=…)` asks of nodes after the first round. With scaled inputs 
 is appended for the bias, a layer ``V`` of shape (C, D + 1) and ``p = softmax(V x)``::
 
     loss       sum_i a_y(i) * -log p_y(i)
-    gradient   sum_i a_y(i) * (p - e_y(i)) x_i^T                        (C, D + 1)
-    curvature  sum over the samples of a class of a_y (diag p - p p^T)   (C, C) per class
+    gradient   sum_i a_y(i) * r_i x_i^T,  r = p - e_y                   (C, D + 1)
+    curvature  sum of a_y (diag p - p p^T + r r^T) / 2 over the samples
+               of a class                                              (C, C) per class
 
 where ``a`` weighs classes. All of them are plain sums, so they do not depend on how samples are
-spread over nodes.
+spread over nodes. The curvature of a sample is ``diag p - p p^T``, the mean of ``r r^T`` over
+labels that the layer itself predicts. Where the layer is sure and wrong the first is next to
+nothing, and a step by it would be endless; the second is not.
 
 Decided here: double precision, some samples at a time. The rounding of the sums is then far below
 that of the message (see `gems_flwr.wire.gradient_replies`).
@@ -45,7 +48,7 @@ class LossSums:
     gradient : array of shape (C, D + 1)
         By scaled weights and, last, bias.
     curvature : array of shape (C, C, C), or (1, C, C)
-        The weighted sum of ``diag p - p p^T`` for each true class, or for all of them.
+        The weighted sum of ``(diag p - p p^T + r r^T) / 2`` for each true class, or for all.
     fewest : float
         How many samples stand behind the row of the gradient that the fewest do: the square of
         the sum of a row's residuals over the sum of their squares.
@@ -90,15 +93,14 @@ def loss_sums(
         chances = logs.exp()
         residuals = chances.clone()
         residuals[torch.arange(len(labels)), labels] -= 1
+        for label in sorted(set(labels.tolist())):
+            own, off = chances[labels == label], residuals[labels == label]
+            matrix = torch.diag(own.sum(dim=0)) - own.T @ own + off.T @ off
+            curvature[label if by_class else 0] += each[label] / 2 * matrix
         residuals *= counted[:, None]
         gradient += residuals.T @ inputs
         first += residuals.abs().sum(dim=0)
         second += residuals.square().sum(dim=0)
-        for label in sorted(set(labels.tolist())):
-            own = chances[labels == label] * each[label].sqrt()
-            matrix = curvature[label if by_class else 0]
-            matrix -= own.T @ own
-            matrix.diagonal().add_(own.sum(dim=0) * each[label].sqrt())
     told = second > 0
     fewest = (first[told].square() / second[told]).min().item() if told.any() else np.inf
     labels = samples.labels.long().cpu()

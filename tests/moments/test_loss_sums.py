@@ -1,5 +1,7 @@
 """Loss, gradient and curvature of a linear layer on a node's samples, against autograd."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -38,19 +40,25 @@ def test_loss_and_gradient_are_those_of_autograd(problem):
     assert (sums.count, sums.weight) == (COUNT, pytest.approx(weights[samples.labels].sum()))
 
 
-def test_the_curvature_is_the_part_of_the_hessian_that_belongs_to_the_biases(problem):
+def test_the_curvature_is_half_the_hessian_by_the_biases_and_half_the_gradients_products(problem):
     """By the biases the Hessian is the sum of diag p - p p^T, for inputs there are always ones."""
     samples, layer, scale, weights = problem
     sums = loss_sums(samples, layer, scale, weights)
-    weight = torch.from_numpy(layer[:, :-1])
+    weight, bias = torch.from_numpy(layer[:, :-1]), torch.from_numpy(layer[:, -1])
 
-    def by_bias(bias):
+    def by_bias(bias, samples=samples):
         return sum_of_losses(samples, torch.cat([weight, bias[:, None]], 1), scale, weights)
 
-    whole = torch.autograd.functional.hessian(by_bias, torch.from_numpy(layer[:, -1]))
-    assert sums.curvature.sum(axis=0) == pytest.approx(whole.numpy(), rel=1e-9, abs=1e-12)
+    hessian = torch.autograd.functional.hessian(by_bias, bias)
+    products = torch.zeros_like(hessian)
+    for row in range(COUNT):
+        one = Samples(samples.inputs[row : row + 1], samples.labels[row : row + 1])
+        gradient = torch.autograd.functional.jacobian(partial(by_bias, samples=one), bias)
+        products += torch.outer(gradient, gradient) / weights[one.labels[0]]
+    half = ((hessian + products) / 2).numpy()
+    assert sums.curvature.sum(axis=0) == pytest.approx(half, rel=1e-9, abs=1e-12)
     pooled = loss_sums(samples, layer, scale, weights, by_class=False)
-    assert pooled.curvature[0] == pytest.approx(whole.numpy(), rel=1e-9, abs=1e-12)
+    assert pooled.curvature[0] == pytest.approx(half, rel=1e-9, abs=1e-12)
     own = Samples(samples.inputs[samples.labels == 2], samples.labels[samples.labels == 2])
     only = loss_sums(own, layer, scale, weights)
     assert sums.curvature[2] == pytest.approx(only.curvature[2], rel=1e-12)

@@ -310,7 +310,7 @@ def test_if_no_step_lowers_the_loss_the_layer_stays(monkeypatch):
         "gems_flwr.intersect.loss_curvature.LossCurvature.__call__",
         lambda self, layer: 1e-7 * layer,
     )
-    result = run(Gems(refine=2), nodes=2)
+    result = run(Gems(refine=2), linear_app(limits=UNLIMITED), nodes=2)
     first, second = result.details["refinement"]
     assert not first["taken"]
     assert first["reason"] == "no step lowers the loss"
@@ -323,7 +323,7 @@ def test_a_node_that_sends_nan_is_left_out_by_name():
         if "gradient" in content:
             content["gradient"]["scales"] = np.full(CLASSES, np.nan, "<f4").tobytes()
 
-    result = run(Gems(refine=2), Spoiled(linear_app(), spoil), nodes=3)
+    result = run(Gems(refine=2), Spoiled(linear_app(limits=UNLIMITED), spoil), nodes=3)
     assert [(n, f.node) for n, f in result.failures] == [(2, "1"), (3, "1")]
     assert all("'scales' holds NaN" in failure.reason for _, failure in result.failures)
     assert [each["nodes"] for each in result.details["refinement"]] == [2, 2]
@@ -338,9 +338,9 @@ def lying(content):
 
 
 def test_robust_leaves_out_a_gradient_that_the_moments_do_not_allow():
-    plain = run(Gems(refine=2, robust=True), nodes=6)
+    plain = run(Gems(refine=2, robust=True), linear_app(limits=UNLIMITED), nodes=6)
     assert not plain.failures  # nothing is held against the honest
-    app = Spoiled(linear_app(), lying)
+    app = Spoiled(linear_app(limits=UNLIMITED), lying)
     result = run(Gems(refine=2, robust=True), app, nodes=6)
     assert {f.node for _, f in result.failures} == {"1"}
     assert "its loss allows" in result.failures[0][1].reason
@@ -358,8 +358,8 @@ def test_a_node_counts_for_no_more_samples_than_it_is_allowed():
             for key in ("num-examples", "weight-sum", "loss-sum"):
                 metrics[key] = metrics[key] * 1000
 
-    honest = run(Gems(refine=2), nodes=4)
-    result = run(Gems(refine=2), Spoiled(linear_app(), boast), nodes=4)
+    honest = run(Gems(refine=2), linear_app(limits=UNLIMITED), nodes=4)
+    result = run(Gems(refine=2), Spoiled(linear_app(limits=UNLIMITED), boast), nodes=4)
     found, wanted = (to_numpy(each.arrays)["weight"] for each in (result, honest))
     assert found == pytest.approx(wanted, rel=0.2, abs=0.05)
 
