@@ -17,13 +17,14 @@ from gems_flwr.errors import OptionError
 from gems_flwr.intersect.cone_objective import ConeOptions
 from gems_flwr.intersect.cones import solve_cones
 from gems_flwr.intersect.head_moments import HeadMoments
-from gems_flwr.intersect.moment_heads import HeadOptions, linear_head
+from gems_flwr.intersect.moment_heads import SHRINKAGE, HeadOptions, linear_head
 from gems_flwr.intersect.result import Intersection, in_all, node_margins
 from gems_flwr.spaces.cone import ClassMomentCone
 from gems_flwr.spaces.output_layer import flatten_linear
 from gems_flwr.typing import Float
 
-SHRINKAGES = (0.01, 0.05, 0.2)
+# The usual one first: of candidates that cannot be told apart the first is taken.
+SHRINKAGES = (SHRINKAGE, 0.01, 0.2)
 # Beside the one that was asked for, where all classes are to count the same.
 PRIORS = (0.5, "uniform")
 
@@ -91,8 +92,8 @@ def candidate_heads(
     balanced = cone_options.class_weight == "balanced"
     priors = list(dict.fromkeys([head.prior, *(PRIORS if balanced else ())]))
     shrinkages = SHRINKAGES if head.shrinkage is None else (head.shrinkage,)
-    heads = [HeadOptions("ridge", prior) for prior in priors]
-    heads += [HeadOptions("lda", p, shrinkage) for p in priors for shrinkage in shrinkages]
+    heads = [HeadOptions("lda", p, shrinkage) for p in priors for shrinkage in shrinkages]
+    heads += [HeadOptions("ridge", prior) for prior in priors]
     heads.append(HeadOptions("nearest_mean"))
     found = {"cone": cone}
     if balanced:
