@@ -26,7 +26,7 @@ STUDIES: dict[str, Study] = {
         Study(
             name="frontier",
             about="What does a byte buy? All methods on one split, FedAvg's family tuned.",
-            minutes=45,
+            minutes=30,
             quick=("rounds=20",),
         ),
         Study(

@@ -65,10 +65,9 @@ METHODS = {
     "fedadam": [
         "strategy=fedadam",
         "rounds=30",
-        "train.epochs=5",
-        "train.lr=0.3",
-        "train.batch_size=64",
-        "strategy.inner.eta=0.3",
+        "train.lr=1",
+        "train.batch_size=4096",
+        "strategy.inner.eta=0.1",
     ],
 }
 # What has options that may not be there, or a model of its own: run if they are.
