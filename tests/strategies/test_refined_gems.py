@@ -24,6 +24,7 @@ from gems_flwr.intersect.pooled_moments import pool_moments
 from gems_flwr.intersect.tuning import public_weight
 from gems_flwr.moments.loss_sums import loss_sums
 from gems_flwr.runtime.inprocess_grid import InProcessGrid
+from gems_flwr.runtime.metered_grid import MeteredGrid
 from gems_flwr.samples import Samples
 from gems_flwr.server.refine_options import Refine
 from gems_flwr.spaces.space_files import SpaceFolder
@@ -72,14 +73,17 @@ def refined_digits(parts=None, grid=InProcessGrid, limits=UNLIMITED, **options):
     return Gems(**options).start(grid, linear(10, 64))
 
 
-class Backwards(InProcessGrid):
+class Backwards(MeteredGrid):
     """Replies come in the opposite order."""
 
-    def send_and_receive(self, messages, *, timeout=None):
-        return list(super().send_and_receive(messages, timeout=timeout))[::-1]
+    def __init__(self, app, nodes):
+        super().__init__(InProcessGrid(app, nodes))
+        self.came = []
 
-    def pull_messages(self, message_ids):
-        return list(super().pull_messages(message_ids))[::-1]
+    def stream(self, messages, *, timeout):
+        for reply in list(super().stream(messages, timeout=timeout))[::-1]:
+            self.came.append(reply.metadata.src_node_id)
+            yield reply
 
 
 def pooled_optimum(parts, scale, weights=None, public=None):
@@ -236,7 +240,16 @@ def test_a_resumed_run_equals_the_unbroken_one(tmp_path, space):
 
 
 def test_the_order_of_replies_does_not_matter():
-    assert record_equal(refined_digits(grid=Backwards).arrays, refined_digits().arrays)
+    grids = []
+
+    def backwards(*given):
+        grids.append(Backwards(*given))
+        return grids[0]
+
+    assert record_equal(refined_digits(grid=backwards).arrays, refined_digits().arrays)
+    came = grids[0].came[:3]
+    registered = [node.node_id for node in grids[0].get_nodes()]
+    assert came == registered[::-1]
 
 
 def test_a_run_that_was_begun_without_refinement_is_not_refined_later(tmp_path):
