@@ -323,7 +323,7 @@ class RoundMethods(LoopSettings, Strategy):
         """Begin a round that another strategy plays by calling Flower's four methods."""
         if not self.plays_in_other_loops:
             raise OptionError(
-                f"start {self._name} by itself, or use FedAvg here: {self._name} plays rounds of "
+                f"start {type(self).__name__} by itself, or use FedAvg here: it plays rounds of "
                 "its own, and another strategy's loop (Flower's wrappers for differential "
                 "privacy have one) would make something else of them"
             )

@@ -57,7 +57,7 @@ METHODS = (
     FrontierMethod("FedAvgM", FLOWER, ("strategy=fedavgm",), "fedavgm"),
     FrontierMethod("FedAdam", FLOWER, ("strategy=fedadam",), "fedadam"),
     FrontierMethod("FedProx", FLOWER, ("strategy=fedprox",), "fedprox"),
-    FrontierMethod("SCAFFOLD", FLOWER, _SCAFFOLD, "scaffold"),
+    FrontierMethod("SCAFFOLD", FLOWER, _SCAFFOLD, "SCAFFOLD"),
     FrontierMethod("FedAvg, filters", FLOWER, ("strategy=fedavg", *FILTERS), "fedavg"),
     FrontierMethod("average", PEERS, ("strategy=one_shot_average",)),
     FrontierMethod("Fisher", PEERS, ("strategy=merge", "strategy.method=fisher")),

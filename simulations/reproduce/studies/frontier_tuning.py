@@ -40,7 +40,7 @@ GRIDS: Mapping[str, Mapping[str, Sequence[float]]] = {
     },
     "fedadam": {"strategy.inner.eta": (0.01, 0.03, 0.1, 0.3)},
     "fedprox": {"strategy.inner.proximal_mu": (0.01, 0.1, 1.0)},
-    "scaffold": {},
+    "SCAFFOLD": {},
 }
 
 
