@@ -1,7 +1,7 @@
 """Rates for FedAvg and its family, chosen with equal care and without a look at the test data.
 
 First the nodes' options, with plain FedAvg: learning rate, batch size and local epochs, all
-combinations. Then for each method its own options together with the nodes' rate, around what
+combinations (on a lift the rate alone). Then for each method its own options together with the nodes' rate, around what
 FedAvg chose. Every candidate plays the same number of rounds, so all have spent the same bytes up
 (SCAFFOLD twice as many), and is judged by its last model's accuracy on the nodes' validation parts,
 which nobody trains on. The seed is one that no result is made with.
@@ -78,7 +78,7 @@ class Tuning:
         """Return the best options of a method's grid; nothing for one that has none."""
         if not method.tuned:
             return ()
-        # What is trained decides the nodes' options, so each model has its own.
+        # What is trained decides the nodes' rate, so each model has its own.
         model = tuple(each for each in method.overrides if each.startswith("model="))
         rate, local = self._local(model)
         if method.tuned == "fedavg":
@@ -93,11 +93,13 @@ class Tuning:
         return self._best(method.name, method.overrides, candidates)
 
     def _local(self, model: tuple[str, ...]) -> tuple[float, tuple[str, ...]]:
-        """Return the rate, batch size and epochs that are best for FedAvg."""
+        """Return the rate, batch size and epochs that are best for FedAvg.
+
+        On a model of its own all rates are tried, with batch size and epochs of the plain one.
+        """
+        ways = [self._local(())[1]] if model else [_local(*each) for each in LOCAL]
         candidates: dict[tuple[str, ...], tuple[float, tuple[str, ...]]] = {
-            (_rate(rate), *_local(*local)): (rate, _local(*local))
-            for rate in RATES
-            for local in LOCAL
+            (_rate(rate), *way): (rate, way) for rate in RATES for way in ways
         }
         name = "FedAvg" + "".join(f", {each}" for each in model)
         return candidates[self._best(name, ("strategy=fedavg", *model), list(candidates))]
