@@ -1,10 +1,10 @@
 """Rates for FedAvg and its family, chosen with equal care and without a look at the test data.
 
 First the nodes' options, with plain FedAvg: learning rate, batch size and local epochs, all
-combinations (on a lift the rate alone). Then for each method its own options together with the nodes' rate, around what
-FedAvg chose. Every candidate plays the same number of rounds, so all have spent the same bytes up
-(SCAFFOLD twice as many), and is judged by its last model's accuracy on the nodes' validation parts,
-which nobody trains on. The seed is one that no result is made with.
+combinations (on a lift the rate alone). Then for each method its own options together with the
+nodes' rate, around what FedAvg chose. Every candidate plays the same number of rounds, so all have
+spent the same bytes up (SCAFFOLD twice as many), and is judged by its last model's accuracy on the
+nodes' validation parts, which nobody trains on. The seed is one that no result is made with.
 """
 
 from __future__ import annotations
