@@ -2,8 +2,8 @@
 
 Counts of all nodes are summed before they are divided, so that a sample counts the same wherever it
 is. For balanced accuracy that is done for every class, and classes without a held-out sample do not
-count. Of candidates that are within a quarter of a standard error of the best the first is taken:
-few samples cannot tell them apart, and the cone comes first.
+count. Of candidates that are within a standard error of the best the first is taken (the rule of
+Breiman et al. 1984 for trees): few samples cannot tell them apart, and the cone comes first.
 """
 
 from __future__ import annotations
@@ -26,9 +26,6 @@ from gems_flwr.typing import Float
 from gems_flwr.wire.choice_messages import ChoiceRequest, Counts
 from gems_flwr.wire.requests import ScoreRequest
 from gems_flwr.wire.space_requests import Cone, Means, SpaceRequest
-
-# How much worse than the best a candidate may be that comes before it.
-_STANDARD_ERRORS = 0.25
 
 
 def check_head_options(
@@ -114,7 +111,7 @@ class HeadChoice:
         shares = right[:, there] / seen[there] if there.any() else np.zeros((len(names), 1))
         scores = dict(zip(names, shares.mean(axis=1).tolist(), strict=True))
         top = shares[int(shares.mean(axis=1).argmax())]
-        slack = _STANDARD_ERRORS * _standard_error(top, seen[there])
+        slack = _standard_error(top, seen[there])
         best = next(name for name in names if scores[name] >= float(top.mean()) - slack)
         log_event("head_chosen", head=best, score=scores[best], nodes=len(counts))
         met = self.candidates[best]
