@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -134,6 +134,8 @@ class RefineRound:
         note: dict[str, Any] = {"round": server_round, "nodes": len(replies), "taken": False}
         if len(replies) < self.strategy.min_nodes:
             return self._stays(note, told, f"too few nodes sent gradients ({len(replies)})")
+        if lost := self._lost_classes(replies):
+            return self._stays(note, told, f"most of classes {lost} sent no gradient")
         seen, softmax = self._pooled(replies)
         history = (*self.memory.history, seen)
         memory = dataclasses.replace(self.memory, history=history)
@@ -167,6 +169,8 @@ class RefineRound:
         answers = self._losses(replies, direction, tried)
         if len(answers) < self.strategy.min_nodes:
             return self._stays(note, told, f"too few nodes told losses ({len(answers)})", memory)
+        if lost := self._lost_classes(answers):
+            return self._stays(note, told, f"most of classes {lost} told no loss", memory)
         weight = sum(replies[node].weight for node in answers)
         data = sum(answers.values(), np.zeros(len(tried))) / weight + self._public_losses(
             direction, tried
@@ -341,6 +345,22 @@ class RefineRound:
         log_event("refined", round=self.place[0], reason=reason)
         details = _details({**note, "reason": reason, "converged": True}, told)
         return Refined(self.arrays if arrays is None else arrays, memory, details)
+
+    def _lost_classes(self, nodes: Collection[str]) -> list[int]:
+        """Return the classes of which less than half the samples are on some nodes.
+
+        A step by the loss of the others alone would unlearn them.
+        """
+        cones = self.memory.cones
+        if self.memory.members and not cones.keys() >= set(self.memory.members):
+            # Of sums nobody knows whose classes they are.
+            return [] if set(nodes) >= set(self.memory.members) else list(range(len(self.point)))
+        there, in_all = np.zeros((2, self.layer.num_classes))
+        for node, cone in cones.items():
+            np.add.at(in_all, cone.labels, cone.counts)
+            if node in nodes:
+                np.add.at(there, cone.labels, cone.counts)
+        return [int(label) for label in np.flatnonzero(2 * there < in_all)]
 
     def _takes_part(self, node: int) -> bool:
         name = self.strategy.name_of(node)

@@ -481,3 +481,19 @@ def test_tuning_all_layers_does_not_go_with_refining_the_last():
 def test_how_to_refine_is_checked(options, reason):
     with pytest.raises(OptionError, match=reason):
         Refine(2, **options)
+
+
+def test_classes_whose_nodes_send_no_gradient_are_not_unlearned():
+    """Node 1 alone has digits of its own; the loss of the others would be lower without them."""
+
+    def spoil(content):
+        if "gradient" in content:
+            content["gradient"]["scales"] = np.full(10, np.nan, "<f4").tobytes()
+
+    parts = digits()
+    one = refined_digits(parts, refine=0)
+    grid = InProcessGrid(Spoiled(app_of(parts), spoil), len(parts))
+    result = Gems(space=Cone(rank=10), refine=refine(1)).start(grid, linear(10, 64))
+    [told] = result.details["refinement"]
+    assert "sent no gradient" in told["reason"]
+    assert record_equal(result.arrays, one.arrays)
