@@ -1,0 +1,244 @@
+"""Real numbers as elements of a ring in which sums over many nodes cannot wrap.
+
+Masks hide a number perfectly if it is an element of a finite group, so what is summed are whole
+numbers modulo 2^bits. A `Layout` says what one node adds: named arrays, each with the largest
+absolute value that it may have and the bits of its ring. Both sides derive the step of the
+grid from that; the ring holds every sum that can come about. A node whose number is larger than
+was said refuses to add it.
+
+Two kinds of bounds: on what *each* node adds, then the ring has room for that many times the
+number of nodes; and on what *all* add together, where that follows from how they are computed
+(shares of a whole, say), then no room is lost.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gems_flwr.errors import OptionError, SpaceError
+from gems_flwr.typing import Float
+
+Words = NDArray[np.uint64]
+
+MIN_BITS, MAX_BITS = 8, 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """An array of a summand.
+
+    Parameters
+    ----------
+    name : str
+        What it is called.
+    shape : tuple of int
+        Of the array.
+    bound : float
+        Largest absolute value, above 0.
+    bits : int, default 32
+        Of the ring, 8 to 64.
+    of_total : bool, default False
+        Whether `bound` holds for the sum of the absolute values of all nodes.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    bound: float
+    bits: int = 32
+    of_total: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(self.shape))
+        if not 0 < self.bound < math.inf:
+            raise OptionError(f"{self.name}: the bound must be above 0, got {self.bound}")
+        if not MIN_BITS <= self.bits <= MAX_BITS:
+            raise OptionError(
+                f"{self.name}: bits must be from {MIN_BITS} to {MAX_BITS}, got {self.bits}"
+            )
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return math.prod(self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes on the wire."""
+        return (self.size * self.bits + 7) // 8
+
+    def step(self, nodes: int) -> float:
+        """Return the distance of two neighbouring numbers of the grid.
+
+        Parameters
+        ----------
+        nodes : int
+            How many may add something.
+
+        Raises
+        ------
+        OptionError
+            If the ring is too small for that many nodes.
+        """
+        # Every node rounds, by half a step at most; nothing may reach beyond the last number.
+        room = 2 ** (self.bits - 1) - 1 - (nodes + 1) // 2
+        most = room if self.of_total else room // nodes
+        if most < 1:
+            raise OptionError(f"{self.name}: {self.bits} bits are too few for {nodes} nodes")
+        return self.bound / most
+
+    def encode(self, values: Float, nodes: int) -> Words:
+        """Return numbers as elements of the ring.
+
+        Raises
+        ------
+        SpaceError
+            If one is not finite, or larger than the bound; names it.
+        """
+        array = np.asarray(values, dtype=np.float64)
+        if array.shape != self.shape:
+            raise SpaceError(self.name, f"shape {self.shape}", array.shape)
+        largest = float(np.abs(array).max(initial=0.0))
+        # A NaN fails the comparison.
+        if not largest <= self.bound * (1 + 1e-9):
+            raise SpaceError(
+                self.name, f"absolute values up to {self.bound:g}, which the ring holds", largest
+            )
+        whole = np.rint(np.clip(array, -self.bound, self.bound).ravel() / self.step(nodes))
+        return _whole(whole).view(np.uint64) & _ones(self.bits)
+
+    def decode(self, words: Words, nodes: int) -> Float:
+        """Return the numbers that a sum of elements stands for."""
+        return (self.signed(words) * self.step(nodes)).reshape(self.shape)
+
+    def signed(self, words: Words) -> NDArray[np.int64]:
+        """Return elements of the ring as whole numbers around 0."""
+        shift = np.uint64(64 - self.bits)
+        return (words << shift).view(np.int64) >> np.int64(shift)
+
+
+def _whole(values: Float) -> NDArray[np.int64]:
+    # The largest double below 2^63: what is rounded to 2^63 itself has no int64.
+    return np.clip(values, -(2.0**63), np.nextafter(2.0**63, 0)).astype(np.int64)
+
+
+def _ones(bits: int) -> np.uint64:
+    return np.uint64(2**bits - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """All that one node adds to a sum: sections, one after the other.
+
+    Parameters
+    ----------
+    sections : sequence of Section
+        In order; their names differ.
+    nodes : int
+        How many may add something, at least 1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gems_flwr.secure.fixed_point import Layout, Section
+    >>> layout = Layout([Section("sums", (2,), bound=10.0)], nodes=3)
+    >>> words = [layout.encode({"sums": np.array([x, -1.5])}) for x in (1.0, 2.0, 3.25)]
+    >>> [round(float(x), 6) for x in layout.decode(layout.add(words))["sums"]]
+    [6.25, -4.5]
+    """
+
+    sections: Sequence[Section]
+    nodes: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sections", tuple(self.sections))
+        names = [section.name for section in self.sections]
+        if len(set(names)) < len(names) or not names:
+            raise OptionError(f"a summand needs sections of different names, got {names}")
+        if self.nodes < 1:
+            raise OptionError(f"a sum needs at least 1 node, got {self.nodes}")
+        for section in self.sections:
+            section.step(self.nodes)
+
+    @property
+    def size(self) -> int:
+        """How many numbers a node adds."""
+        return sum(section.size for section in self.sections)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that a node sends."""
+        return sum(section.size_bytes for section in self.sections)
+
+    def encode(self, values: Mapping[str, Float]) -> Words:
+        """Return named arrays as elements of the sections' rings."""
+        names = [section.name for section in self.sections]
+        if set(values) != set(names):
+            raise SpaceError("summand", f"the arrays {sorted(names)}", sorted(values))
+        return np.concatenate([s.encode(values[s.name], self.nodes) for s in self.sections])
+
+    def decode(self, words: Words) -> dict[str, Float]:
+        """Return the named arrays that a sum stands for."""
+        parts = self.split(words)
+        return {section.name: section.decode(part, self.nodes) for section, part in parts}
+
+    def split(self, words: Words) -> Iterator[tuple[Section, Words]]:
+        """Return each section with its elements."""
+        if words.shape != (self.size,):
+            raise SpaceError("summand", f"{self.size} numbers", words.shape)
+        start = 0
+        for section in self.sections:
+            yield section, words[start : start + section.size]
+            start += section.size
+
+    def reduced(self, words: Words) -> Words:
+        """Return numbers modulo the rings of their sections."""
+        return np.concatenate([part & _ones(section.bits) for section, part in self.split(words)])
+
+    def add(self, summands: Sequence[Words]) -> Words:
+        """Return the sum of several nodes' elements, in the rings."""
+        total = np.zeros(self.size, dtype=np.uint64)
+        for words in summands:
+            total += words
+        return self.reduced(total)
+
+    def pack(self, words: Words) -> bytes:
+        """Return elements as bytes, with no more bits than their rings have."""
+        return b"".join(_pack(part, section.bits) for section, part in self.split(words))
+
+    def unpack(self, data: bytes) -> Words:
+        """Return the elements that `pack` wrote.
+
+        Raises
+        ------
+        SpaceError
+            If there are not as many bytes.
+        """
+        if len(data) != self.size_bytes:
+            raise SpaceError("summand", f"{self.size_bytes} bytes", len(data))
+        parts, start = [], 0
+        for section in self.sections:
+            end = start + section.size_bytes
+            parts.append(_unpack(data[start:end], section.size, section.bits))
+            start = end
+        return np.concatenate(parts)
+
+
+def _pack(words: Words, bits: int) -> bytes:
+    if bits in (8, 16, 32, 64):
+        return words.astype(f"<u{bits // 8}").tobytes()
+    columns = np.unpackbits(words.astype(">u8").view(np.uint8).reshape(-1, 8), axis=1)
+    return np.packbits(columns[:, 64 - bits :]).tobytes()
+
+
+def _unpack(data: bytes, size: int, bits: int) -> Words:
+    if bits in (8, 16, 32, 64):
+        return np.frombuffer(data, dtype=f"<u{bits // 8}").astype(np.uint64)
+    columns = np.unpackbits(np.frombuffer(data, dtype=np.uint8))[: size * bits]
+    wide = np.zeros((size, 64), dtype=np.uint8)
+    wide[:, 64 - bits :] = columns.reshape(size, bits)
+    return np.packbits(wide, axis=1).view(">u8").ravel().astype(np.uint64)
