@@ -84,8 +84,9 @@ class Section:
         OptionError
             If the ring is too small for that many nodes.
         """
-        # Every node rounds, by half a step at most; nothing may reach beyond the last number.
-        room = 2 ** (self.bits - 1) - 1 - (nodes + 1) // 2
+        # Every node rounds, by half a step at most, and doubles have 53 bits of their own; nothing
+        # may reach beyond the last number.
+        room = 2 ** (self.bits - 1) - 1 - (nodes + 1) // 2 - 2 ** max(0, self.bits - 49)
         most = room if self.of_total else room // nodes
         if most < 1:
             raise OptionError(f"{self.name}: {self.bits} bits are too few for {nodes} nodes")
