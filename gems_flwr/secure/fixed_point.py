@@ -86,7 +86,7 @@ class Section:
         """
         # Every node rounds, by half a step at most, and doubles have 53 bits of their own; nothing
         # may reach beyond the last number.
-        room = 2 ** (self.bits - 1) - 1 - (nodes + 1) // 2 - 2 ** max(0, self.bits - 49)
+        room = (1 << (self.bits - 1)) - 1 - (nodes + 1) // 2 - (1 << max(0, self.bits - 49))
         most = room if self.of_total else room // nodes
         if most < 1:
             raise OptionError(f"{self.name}: {self.bits} bits are too few for {nodes} nodes")
@@ -114,7 +114,9 @@ class Section:
 
     def decode(self, words: Words, nodes: int) -> Float:
         """Return the numbers that a sum of elements stands for."""
-        return (self.signed(words) * self.step(nodes)).reshape(self.shape)
+        return np.asarray(self.signed(words) * self.step(nodes), dtype=np.float64).reshape(
+            self.shape
+        )
 
     def signed(self, words: Words) -> NDArray[np.int64]:
         """Return elements of the ring as whole numbers around 0."""
