@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from gems_flwr.errors import OutdatedMessageError as OutdatedMessageError
     from gems_flwr.errors import RefusedError as RefusedError
     from gems_flwr.errors import RoundFailedError as RoundFailedError
+    from gems_flwr.errors import SecureSumError as SecureSumError
     from gems_flwr.errors import SpaceError as SpaceError
     from gems_flwr.errors import StateNotSavedError as StateNotSavedError
     from gems_flwr.moments.cone_building import build_cone as build_cone
@@ -211,6 +212,7 @@ _HOMES = {
     "OutdatedMessageError": "errors",
     "RefusedError": "errors",
     "RoundFailedError": "errors",
+    "SecureSumError": "errors",
     "SpaceError": "errors",
     "StateNotSavedError": "errors",
 }
