@@ -88,3 +88,8 @@ CURVATURE = "curvature"
 CLASSES = "classes"
 WEIGHT_SUM = "weight-sum"
 LOSS_SUMS = "loss-sums"
+
+# Sums of which only the total is looked at.
+SUM_LAYOUT = "sum-layout"
+SUMMAND = "summand"
+WORDS = "words"
