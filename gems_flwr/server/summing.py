@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from flwr.app import Message, RecordDict
 
 from gems_flwr.secure.fixed_point import Layout, Section, Words
-from gems_flwr.server.loop import RoundLoop
 from gems_flwr.typing import Float
 from gems_flwr.wire.summands import put_layout, unpack_summand
+
+if TYPE_CHECKING:
+    from gems_flwr.server.round_methods import RoundMethods
 
 Put = Callable[[Message], None]
 # Sends a question to nodes; `Put` is called on every message before it goes.
@@ -49,7 +51,7 @@ class Summing(Protocol):
 
     def total(
         self,
-        strategy: RoundLoop,
+        strategy: RoundMethods,
         server_round: int,
         nodes: Sequence[int],
         sections: Sequence[Section],
@@ -63,7 +65,7 @@ class Summing(Protocol):
 
         Parameters
         ----------
-        strategy : RoundLoop
+        strategy : RoundMethods
             Whose round it is.
         server_round : int
             The round.
@@ -93,7 +95,7 @@ class PlainSums:
 
     def total(
         self,
-        strategy: RoundLoop,
+        strategy: RoundMethods,
         server_round: int,
         nodes: Sequence[int],
         sections: Sequence[Section],

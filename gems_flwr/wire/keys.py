@@ -93,3 +93,8 @@ LOSS_SUMS = "loss-sums"
 SUM_LAYOUT = "sum-layout"
 SUMMAND = "summand"
 WORDS = "words"
+SECURE_SUM = "secure-sum"
+MODEL_SUMMAND = "model-summand"
+METRIC_NAMES = "metric-names"
+# Where a node keeps the secrets of a session of secure sums.
+LOCAL_SECRETS = "secure-sum-secrets"

@@ -17,6 +17,7 @@ from gems_flwr.wire.choice_messages import requested_choice
 from gems_flwr.wire.gradient_requests import requested_gradient, requested_losses
 from gems_flwr.wire.keys import SHARE_EXAMPLES
 from gems_flwr.wire.requests import AveragingRequest, ModelsRequest
+from gems_flwr.wire.secure_messages import MaskStage, stage_word
 
 
 def purpose_of(message: Message) -> str:
@@ -26,7 +27,8 @@ def purpose_of(message: Message) -> str:
     for travels in train messages as well, and has words of its own: ``names``, ``space``,
     ``score``, ``choice``, ``gradient``, ``losses``, ``neurons``, ``statistics``; for local learners
     ``models`` (that nodes have) and ``delivery`` (of an average); for several models ``holdings``,
-    ``losses``, ``norms`` and ``models``.
+    ``losses``, ``norms`` and ``models``; and for secure sums ``keys``, ``shares``, ``confirm`` and
+    ``reveal``.
 
     Examples
     --------
@@ -36,6 +38,9 @@ def purpose_of(message: Message) -> str:
     'score'
     """
     content, kind = message.content, message.metadata.message_type
+    stage = stage_word(content)
+    if stage is not None and stage != MaskStage.word:
+        return stage
     averaging, models = requested_averaging(content), requested_models(content)
     if averaging is not None:
         return _of_learners(averaging)
