@@ -28,6 +28,7 @@ class SpaceStrategy(Protocol):
     audit: bool
     backbone: Any
     refine: Any
+    max_examples: Any
 
 
 # What once was an option of the strategy itself, and where it is now.
@@ -99,6 +100,10 @@ def check_gems_options(options: SpaceStrategy, space: SpaceRequest) -> None:
     if options.robust or options.audit:
         _check_screening(options, space)
     _check_refinement(options, space)
+    if space.is_sketched and options.max_examples is not None:
+        raise OptionError(
+            "max_examples looks at single nodes, of which Cone(sums=True, sketch=…) shows nothing"
+        )
 
 
 def _check_epsilon(epsilon: object, space: SpaceRequest) -> None:
