@@ -3,9 +3,9 @@
 Inputs are centred and scaled, ``z``; the sums of their squares over all nodes are known from the
 moments (`gems_flwr.moments.moment_sums.Standard`). A residual is at most 1, so by Cauchy and
 Schwarz ``sum |r_c z_f|`` is at most the root of the number of samples times that of
-``sum z_f^2``. The loss of a sample is at most ``log C`` and the largest difference of two of its scores, which is at most
-that of the biases and ``2 max |w_c - mean w|`` times its length. So every sum, also that of
-losses, is bounded before it is asked for, whatever the data: nothing is clipped.
+``sum z_f^2``. The loss of a sample is at most ``log C`` and the largest difference of two of its
+scores, which is at most that of the biases and ``2 max |w_c - mean w|`` times its length. So every
+sum, also that of losses, is bounded before it is asked for, whatever the data: nothing is clipped.
 """
 
 from __future__ import annotations

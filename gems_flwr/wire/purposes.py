@@ -26,8 +26,8 @@ def purpose_of(message: Message) -> str:
     ``train`` and ``evaluate`` are what an ordinary handler does. Most of what this library asks
     for travels in train messages as well, and has words of its own: ``names``, ``space``,
     ``moments``, ``score``, ``choice``, ``gradient``, ``losses``, ``neurons``, ``statistics``; for
-    local learners ``models`` (that nodes have) and ``delivery`` (of an average); for several models ``holdings``,
-    ``losses``, ``norms`` and ``models``.
+    local learners ``models`` (that nodes have) and ``delivery`` (of an average); for several models
+    ``holdings``, ``losses``, ``norms`` and ``models``.
 
     Examples
     --------
