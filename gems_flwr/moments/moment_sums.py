@@ -22,14 +22,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gems_flwr.bounds import MAX_EXAMPLES, MAX_WEIGHT
 from gems_flwr.errors import SpaceError
+from gems_flwr.moments.automatic_rank import allowed_rank
 from gems_flwr.moments.class_sums import check_batch
 from gems_flwr.samples import Samples
 from gems_flwr.secure.fixed_point import Section
@@ -120,7 +122,7 @@ def sketch_sections(standard: Standard, columns: int) -> list[Section]:
 
 
 def covariance_sections(counts: Float, standard: Standard, lengths: Float) -> list[Section]:
-    """Return the sections of the fourth sum.
+    """Return the sections of the fourth sum: those of classes that are large enough for it.
 
     Parameters
     ----------
@@ -135,7 +137,7 @@ def covariance_sections(counts: Float, standard: Standard, lengths: Float) -> li
     # A class's own squares are no more than those of all, nor than its samples can have.
     second = standard.trace * longest**2 * _SLACK
     sections = [count_section(len(counts))]
-    for label in np.flatnonzero(counts > 0):
+    for label in np.flatnonzero(shown_classes(counts, len(standard.scale), rank) & (counts > 0)):
         first = math.sqrt(float(counts[label]) * second)
         half = rank * (rank + 1) // 2
         sections += [
@@ -148,14 +150,28 @@ def covariance_sections(counts: Float, standard: Standard, lengths: Float) -> li
 # --- the node's side ----------------------------------------------------------------------------
 
 
-def large_enough(samples: Samples, least: int) -> Samples:
-    """Return the samples of the classes that have at least so many."""
+def large_enough(samples: Samples, least: int, totals: Sequence[int] = ()) -> Samples:
+    """Return the samples of the classes that have at least so many, and are not left out by all."""
     labels = samples.labels.long()
     if not len(labels):
         return samples
-    enough = torch.bincount(labels) >= least
+    counts = torch.bincount(labels, minlength=len(totals))
+    enough = counts >= least
+    if totals:
+        known = torch.zeros(len(counts), dtype=torch.bool)
+        known[: len(totals)] = torch.tensor(totals) > 0
+        enough &= known
     keep = enough[labels]
     return Samples(samples.inputs[keep], samples.labels[keep])
+
+
+def shown_classes(totals: Float, features: int, directions: int) -> NDArray[np.bool_]:
+    """Return the classes whose covariance may be told in so many directions, by their totals.
+
+    What leaves in a sum is the total's, so the rule for a class of one node
+    (`gems_flwr.moments.automatic_rank`) is held against the total's count.
+    """
+    return np.array([allowed_rank(int(count), features) >= directions for count in totals])
 
 
 def scale_sums(samples: Samples, classes: int) -> dict[str, Float]:
@@ -224,16 +240,7 @@ def covariance_sums(
 
 
 def asked_for(values: Mapping[str, Float], sections: Mapping[str, object]) -> dict[str, Float]:
-    """Return the arrays that have a section.
-
-    Raises
-    ------
-    SpaceError
-        If one without is not zero: the server knows of no sample of that class.
-    """
-    extra = [name for name in values if name not in sections and np.any(values[name])]
-    if extra:
-        raise SpaceError("summand", "samples of the classes that were counted", extra)
+    """Return the arrays that have a section; of a class that is too small for one, nothing."""
     return {name: array for name, array in values.items() if name in sections}
 
 

@@ -93,6 +93,7 @@ class MomentExchanges:
     model: SplitModel
     layer: OutputLayer
     space: Cone
+    _totals: list[int] = dataclasses.field(default_factory=list, init=False)
 
     def play(self, server_round: int, nodes: Sequence[int], config: ConfigRecord) -> SummedMoments:
         """Play all four; every sum has at least `min_nodes` nodes.
@@ -105,6 +106,10 @@ class MomentExchanges:
         place, classes = (server_round, config), self.layer.num_classes
         sized = self._asked(place, "scale", nodes, scale_sections(classes, len(nodes)))
         counts, largest = np.rint(sized.values["counts"]), largest_of(sized.values["powers"])
+        least = self.space.min_count or MIN_COUNT
+        # A class that all nodes together have few samples of would be shown, not hidden.
+        counts = np.where(counts >= least, counts, 0.0)
+        self._totals[:] = [int(count) for count in counts]
         if not counts.max(initial=0) > 0:
             raise RoundFailedError("no class has enough samples on any node", [], ())
         try:
@@ -122,7 +127,6 @@ class MomentExchanges:
             sections = covariance_sections(pooled.counts, standard, np.linalg.norm(dense, axis=1))
             ids = self._ids(nodes, sketch)
             last = self._asked(place, "covariances", ids, sections, standard, basis)
-            least = self.space.min_count or MIN_COUNT
             cone = cone_from_totals(
                 last.values, pooled, dense, min_count=least, epsilon=self.space.epsilon
             )
@@ -148,7 +152,9 @@ class MomentExchanges:
     ) -> Total:
         server_round, config = place
         random = int(self.space.sketch or 0) if stage == "sketch" else 0
-        request = MomentSums(stage, self.space.min_count, random, seed if random else 0)
+        request = MomentSums(
+            stage, self.space.min_count, random, seed if random else 0, tuple(self._totals)
+        )
         center = None if standard is None else standard.center
         scale = None if standard is None else standard.scale
 
