@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from gems_flwr.errors import BypassedPrivacyError, OptionError, RefusedError
 from gems_flwr.moments.automatic_rank import (
     NUMBERS_PER_SAMPLE,
+    SAMPLES_PER_DIRECTION,
     allowed_rank,
     may_send_full,
     smallest_count,
@@ -250,16 +251,20 @@ class NodeLimits:
         if stage == "means" and count < enough and self.largest_rank == "auto":
             raise RefusedError(
                 "largest_rank",
-                f"a mean of {features} features, and {group} has {count} samples{whose}; "
-                + ("leave it out" if masked else "ask with masks, or for rank='auto'"),
+                f"an exact mean of {features} features, {group} has {count} samples{whose}; "
+                + ("leave it out" if masked else "ask with masks, or for rank='auto' without sums"),
             )
         most = allowed_rank(count, features) if self.rank_cap is None else self.rank_cap
         if directions > most:
             raise RefusedError(
                 "largest_rank",
                 f"{group} has {count} samples of {features} features{whose}, of which it shows at "
-                f"most {most} directions, and the server asks for {directions}; ask for a "
-                "smaller sketch" + ("" if masked else ", or with masks"),
+                f"most {most} directions, and the server asks for {directions}; ask for a smaller "
+                + (
+                    f"sketch, or Cone(min_count={SAMPLES_PER_DIRECTION * directions})"
+                    if masked
+                    else "sketch, or with masks"
+                ),
             )
 
     def narrowed(self, request: SpaceRequest) -> SpaceRequest:

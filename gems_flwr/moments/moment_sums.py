@@ -26,12 +26,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from gems_flwr.bounds import MAX_EXAMPLES, MAX_WEIGHT
 from gems_flwr.errors import SpaceError
-from gems_flwr.moments.automatic_rank import allowed_rank
 from gems_flwr.moments.class_sums import check_batch
 from gems_flwr.samples import Samples
 from gems_flwr.secure.fixed_point import Section
@@ -121,8 +119,10 @@ def sketch_sections(standard: Standard, columns: int) -> list[Section]:
     return [Section("sketch", (features, columns), bound, SKETCH_BITS, True)]
 
 
-def covariance_sections(counts: Float, standard: Standard, lengths: Float) -> list[Section]:
-    """Return the sections of the fourth sum: those of classes that are large enough for it.
+def covariance_sections(
+    counts: Float, standard: Standard, lengths: Float, least: int = 1
+) -> list[Section]:
+    """Return the sections of the fourth sum.
 
     Parameters
     ----------
@@ -132,12 +132,14 @@ def covariance_sections(counts: Float, standard: Standard, lengths: Float) -> li
         How inputs are standardised.
     lengths : array of shape (r,)
         Of the rows of the basis.
+    least : int
+        Fewest samples in all of a class that has sections, at least 1.
     """
     rank, longest = len(lengths), float(lengths.max())
     # A class's own squares are no more than those of all, nor than its samples can have.
     second = standard.trace * longest**2 * _SLACK
     sections = [count_section(len(counts))]
-    for label in np.flatnonzero(shown_classes(counts, len(standard.scale), rank) & (counts > 0)):
+    for label in np.flatnonzero(counts >= least):
         first = math.sqrt(float(counts[label]) * second)
         half = rank * (rank + 1) // 2
         sections += [
@@ -163,15 +165,6 @@ def large_enough(samples: Samples, least: int, totals: Sequence[int] = ()) -> Sa
         enough &= known
     keep = enough[labels]
     return Samples(samples.inputs[keep], samples.labels[keep])
-
-
-def shown_classes(totals: Float, features: int, directions: int) -> NDArray[np.bool_]:
-    """Return the classes whose covariance may be told in so many directions, by their totals.
-
-    What leaves in a sum is the total's, so the rule for a class of one node
-    (`gems_flwr.moments.automatic_rank`) is held against the total's count.
-    """
-    return np.array([allowed_rank(int(count), features) >= directions for count in totals])
 
 
 def scale_sums(samples: Samples, classes: int) -> dict[str, Float]:

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gems_flwr.errors import SpaceError
 from gems_flwr.moments.cone_from_totals import (
     cone_from_totals,
     find_basis,
@@ -223,15 +222,6 @@ def test_the_largest_input_is_told_as_a_power_of_two_that_is_no_smaller(largest)
 def test_classes_that_are_too_small_in_all_are_left_out():
     samples = Samples(torch.zeros(7, 2), torch.tensor([0, 0, 0, 0, 1, 1, 1]))
     assert large_enough(samples, 3, totals=(40, 0, 0)).labels.tolist() == [0, 0, 0, 0]
-
-
-def test_a_covariance_is_told_in_as_many_directions_as_the_total_allows():
-    """A direction for every 25 samples: 100 allow 4 of 300 features, 99 do not."""
-    counts = np.array([100.0, 99.0, 0.0])
-    assert shown_classes(counts, 300, 4).tolist() == [True, False, False]
-    standard = Standard(np.zeros(300), np.ones(300), 199.0, np.ones(300))
-    names = [s.name for s in covariance_sections(counts, standard, np.ones(4))]
-    assert names == ["counts", "first-0", "second-0"]
 
 
 def test_classes_of_a_handful_do_not_count():
