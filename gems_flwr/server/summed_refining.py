@@ -59,6 +59,14 @@ class SummedRefineRound(RefineRound):
         self.summing, self.min_count = summing, min_count
         self.standard = rescaled(self.memory.standard, self.scale)
         self.center = self.standard.center / self.scale
+        # A class that was left out of the moments is in no later sum: bounds do not cover it.
+        known = np.zeros(self.layer.num_classes)
+        for cone in self.memory.cones.values():
+            known[cone.labels] = 1
+        self.weights = self.weights * known
+
+    def _told_weights(self) -> tuple[float, ...]:
+        return () if (self.weights == 1).all() else tuple(self.weights.tolist())
 
     def _gradients(self, nodes: Sequence[int]) -> Total:  # type: ignore[override]
         request = GradientRequest(
