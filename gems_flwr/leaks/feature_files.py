@@ -27,7 +27,7 @@ from torch import nn
 
 from gems_flwr.disk.files import replacing
 from gems_flwr.errors import OfflineError
-from gems_flwr.leaks.inspection import LayerSamples
+from gems_flwr.leaks.made_of import LayerSamples
 from gems_flwr.networks.inputs import Data, LayerReader
 from gems_flwr.networks.node_data import is_read_once
 

@@ -19,7 +19,8 @@ import numpy as np
 from gems_flwr.errors import SpaceError
 from gems_flwr.intersect.aggregate import aggregate_spaces
 from gems_flwr.leaks.disclosure import exposures, known_auc
-from gems_flwr.leaks.inspection import ClassFinding, Inspection, LayerSamples, Progress, attacked
+from gems_flwr.leaks.inspection import ClassFinding, Inspection, Progress, attacked
+from gems_flwr.leaks.made_of import LayerSamples
 from gems_flwr.leaks.recipes import Recipe, typical_length
 from gems_flwr.moments.private_release import PrivateRelease
 from gems_flwr.scoring import accuracy

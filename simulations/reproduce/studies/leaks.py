@@ -1,9 +1,9 @@
 """What do class moments give away? Rebuilt samples, and who is among them.
 
-Two attackers at the server (`gems_flwr.leaks`: `reconstruction`, `membership`) get what a node sends of one class, for
-several numbers of samples and several forms: full moments, a fixed rank, the automatic form, and
-with noise for differential privacy. Samples of one node are rebuilt, members of several nodes told
-from others.
+Two attackers at the server (`reconstruction` and `membership` of `gems_flwr.leaks`) get what a node
+sends of one class, for several numbers of samples and several forms: full moments, a fixed rank,
+the automatic form, and with noise for differential privacy. Samples of one node are rebuilt,
+members of several nodes told from others.
 """
 
 from __future__ import annotations
