@@ -6,8 +6,8 @@ can be rebuilt (`rebuilt_samples`). A class is
 
 - *given away* if it holds the samples but for a rotation, if the attack rebuilt more samples than
   chance would, or if members are told with an AUC of 0.9 or more;
-- *told of* if members are told with an AUC of 0.75 or more, above what the automatic rule is
-  made for;
+- *told of* if members are told with an AUC of 0.75 or more, which is more than the automatic rule
+  tells on the data that it was chosen on;
 - *fine* else, as far as these attacks go. None of this is a proof; noise is.
 
 Decided here: where there are many classes, the attacks are tried on those that show most by the
@@ -72,10 +72,11 @@ class ClassFinding:
     def reason(self) -> str | None:
         """Why the class is given away; None if it is not."""
         found, count = self.rebuilt, self.exposure.total
-        if found is not None and found.is_attack:
-            return f"{found.rebuilt} of {count} were rebuilt"
-        if self.exposure.exact is not None:
-            return self.exposure.exact
+        exact = self.exposure.exact
+        if found is not None and found.is_attack and (not exact or 2 * found.rebuilt >= count):
+            return f"{found.rebuilt} of {found.samples} were rebuilt within .1 of their range"
+        if exact is not None:
+            return exact
         if self.membership is not None:
             auc = self.membership.auc
             if auc.value >= GIVEN_AWAY and auc.value - 2 * auc.error > TOLD_OF:

@@ -13,12 +13,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from gems_flwr.errors import SpaceError
-from gems_flwr.leaks.disclosure import mean_steps
+from gems_flwr.leaks.disclosure import is_automatic, mean_steps, sent_rank
+from gems_flwr.moments.automatic_rank import PUSHES, coarseness, feature_units
 from gems_flwr.spaces.cone import ClassMomentCone, mean_values
+from gems_flwr.spaces.partial_covariance import PartialCovariance
 from gems_flwr.typing import Float
+
+# Deviations of a feature, on average, by which a mean may be off beyond its rounding.
+NEAR_ENOUGH = 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +66,7 @@ def check_made_of(cone: ClassMomentCone, data: LayerSamples) -> None:
         raise SpaceError("data", f"classes 0 to {cone.num_classes - 1}", f"{low} to {high}")
     if cone.privacy is not None:
         return
-    means = mean_values(cone)
+    means, units = mean_values(cone), feature_units(torch.from_numpy(data.inputs))
     for label in range(cone.num_classes):
         own, entries = data.of(label), np.flatnonzero(cone.labels == label)
         count = int(cone.counts[entries].sum())
@@ -73,33 +79,35 @@ def check_made_of(cone: ClassMomentCone, data: LayerSamples) -> None:
                 f"class {label} of the data", f"{count} samples, as the file", len(own)
             )
         for entry in entries if len(entries) == 1 else []:
-            _check_mean(label, own, means[entry], _slack(cone, int(entry)))
+            _check_mean(label, own, means[entry], _slack(cone, int(entry), own, units))
 
 
-def _slack(cone: ClassMomentCone, entry: int) -> Float | None:
-    """Return by how much each feature of a mean may be off; None if a mean was sent in part."""
-    if cone.lacking[entry] and not mean_steps(cone, entry).any():
-        return None
-    return mean_steps(cone, entry) / 2
+def _slack(cone: ClassMomentCone, entry: int, samples: Float, units: Float) -> Float | None:
+    """Return by how much each feature of a mean may be off; None if it may be shown in part."""
+    steps = mean_steps(cone, entry)
+    if bool(cone.lacking[entry]):
+        is_whole = isinstance(cone.covariance, PartialCovariance) and cone.covariance.own is None
+        return steps / 2 if is_whole else None
+    if is_automatic(cone):
+        # Steps of the rule, which a file does not show where features have units of their own.
+        count, rank = len(samples), sent_rank(cone, entry) or 0
+        length = np.sqrt((samples.var(axis=0) / units**2).sum())
+        step = coarseness(count, cone.num_features, rank) * PUSHES * length / count
+        steps = np.maximum(steps, step * units)
+    return np.asarray(steps / 2)
 
 
 def _check_mean(label: int, samples: Float, sent: Float, slack: Float | None) -> None:
     if slack is None:
         return
-    deviation = np.sqrt(samples.var(axis=0).mean()) or 1.0
-    # A tenth of a deviation beyond rounding, on average: another sample of the class is further.
-    off = np.maximum(np.abs(samples.mean(axis=0) - sent) - slack, 0)
-    far = float(np.sqrt((off**2).mean()) / deviation)
-    if far > 0.1 and not _is_in_units(samples, off):
+    spread = samples.std(axis=0)
+    # Beyond rounding, in deviations of each feature; constant ones have that of the others.
+    spread = np.where(spread > 0, spread, np.median(spread[spread > 0]) if spread.any() else 1.0)
+    off = np.maximum(np.abs(samples.mean(axis=0) - sent) - slack, 0) / spread
+    far = float(np.sqrt((off**2).mean()))
+    if far > NEAR_ENOUGH:
         raise SpaceError(
             f"class {label} of the data",
             "samples with the mean that the file has (inputs of the layer that it is for)",
             f"a mean that is {far:.2g} deviations away",
         )
-
-
-def _is_in_units(samples: Float, off: Float) -> bool:
-    """Return whether a mean is no further off than features of different orders are rounded."""
-    spread = samples.std(axis=0)
-    there = spread > 0
-    return bool(there.any()) and float(np.median(off[there] / spread[there])) < 0.1

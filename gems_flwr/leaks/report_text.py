@@ -18,20 +18,15 @@ def verdict(finding: ClassFinding) -> str:
     exposure = finding.exposure
     start = f"class {finding.label}: {exposure.total} samples of {exposure.features} features"
     if finding.reason is not None:
-        within = ""
-        if finding.rebuilt is not None and finding.rebuilt.is_attack:
-            within = " within .1 of their range"
-        return f"{start}, {finding.reason}{within}: do not send"
+        return f"{start}, {finding.reason}: do not send"
+    ending = "think twice" if finding.level == "told of" else "no alarm"
     if finding.membership is not None:
         auc = finding.membership.auc
         tells = f"members are told with an AUC of {_share(auc.value)} ± {_share(auc.error)}"
-        if finding.level == "told of":
-            return f"{start}, {tells}: more than the default would tell"
-        return f"{start}, {tells}: no alarm"
+        return f"{start}, {tells}: {ending}"
     if finding.is_private:
         return f"{start}, no attacker gets beyond an AUC of {_share(exposure.mean_auc)}: no alarm"
     by = f"by its mean one who knows the class tells members with {_share(exposure.mean_auc)}"
-    ending = "more than the default would tell" if finding.level == "told of" else "no alarm"
     return f"{start}, {by}: {ending}"
 
 
