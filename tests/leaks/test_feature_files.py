@@ -1,5 +1,7 @@
 """Inputs of a layer in files: read in several forms, written from a network."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -43,15 +45,15 @@ def test_every_form_gives_the_same_samples(name):
 WRONG = {
     "x.pt": (lambda path: torch.save(1, path), "save_features"),
     "x.npz": (lambda path: np.savez(path, inputs=INPUTS), r"labels \(n\), got \['inputs'\]"),
-    "y.npz": (lambda path: open(path, "w").write("no"), "cannot be read as npz"),
+    "y.npz": (lambda path: Path(path).write_text("no"), "cannot be read as npz"),
     "z.npz": (lambda path: np.savez(path, inputs=INPUTS, labels=LABELS[:2]), "got \\(4, 3\\)"),
     "o.npz": (lambda path: np.savez(path, inputs=np.array([None] * 4), labels=LABELS), "Object"),
     "n.npz": (lambda path: np.savez(path, inputs=INPUTS * np.nan, labels=LABELS), "finite"),
     "f.npz": (lambda path: np.savez(path, inputs=INPUTS, labels=LABELS + 0.5), "class numbers"),
     "w.npz": (lambda path: np.savez(path, inputs=INPUTS, labels=list("abcd")), "be numbers"),
     "1.npy": (lambda path: np.save(path, LABELS), "the class; got shape"),
-    "a.csv": (lambda path: open(path, "w").write("a,b\n1,2\n3,x\n"), "cannot be read as csv"),
-    "s.safetensors": (lambda path: open(path, "w").write("no"), "cannot be read as safetensors"),
+    "a.csv": (lambda path: Path(path).write_text("a,b\n1,2\n3,x\n"), "cannot be read as csv"),
+    "s.safetensors": (lambda path: Path(path).write_text("no"), "cannot be read as safetensors"),
 }
 
 
@@ -80,5 +82,5 @@ def test_features_are_what_the_output_layer_sees():
 def test_features_are_for_their_owner_alone(tmp_path):
     save_features("f.npz", (torch.zeros(4, 3), torch.zeros(4)), nn.Linear(3, 2))
     assert (tmp_path / "f.npz").stat().st_mode & 0o077 == 0
-    with pytest.raises(OfflineError, match="written as .npz"):
+    with pytest.raises(OfflineError, match=r"written as \.npz"):
         save_features("f.csv", (torch.zeros(4, 3), torch.zeros(4)), nn.Linear(3, 2))

@@ -118,11 +118,12 @@ def test_data_that_a_space_was_made_of_are_not_refused(small):
 # --- what other options would change --------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_other_options_are_tried_on_the_class_that_shows_most():
     cone = made(Recipe(rank="full"))
     found = inspect_cone(cone, DATA, HELD_OUT)
     outcomes = {each.option: each for each in what_if(cone, found, DATA, HELD_OUT)}
-    assert list(outcomes)[0] == "as it is"
+    assert next(iter(outcomes)) == "as it is"
     assert outcomes["as it is"].finding.level == "given away"
     assert found.worst.label == 1
     default = outcomes["Cone(rank='auto')"]
@@ -146,7 +147,7 @@ def test_a_secure_sum_hides_samples_only_in_a_crowd():
     assert "still gives them away" in secure_sum(made(), 5).note
 
 
-# --- in a moment ------------------------------------------------------------------------------------
+# --- in a moment ---------------------------------------------------------------------------------
 
 
 def test_a_quick_look_catches_33_samples_and_lets_the_default_pass():
