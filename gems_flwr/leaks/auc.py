@@ -94,3 +94,9 @@ def _variance_of_mean(ids: Sequence[NDArray[np.int64]], values: Sequence[Float])
         return 0.25
     means = np.bincount(where, np.concatenate(values)) / np.bincount(where)
     return float(means.var(ddof=1) / len(people))
+
+
+def share_text(value: float, digits: int = 2) -> str:
+    """Return a number from 0 to 1 as the documentation writes it: .66, 1.00."""
+    text = f"{value:.{digits}f}"
+    return text[1:] if text.startswith("0.") else text

@@ -23,6 +23,7 @@ from typing import Literal
 
 import numpy as np
 
+from gems_flwr.leaks.auc import share_text
 from gems_flwr.leaks.disclosure import Exposure, exposures
 from gems_flwr.leaks.made_of import LayerSamples, check_made_of
 from gems_flwr.leaks.own_membership import Membership, own_membership
@@ -80,11 +81,11 @@ class ClassFinding:
         if self.membership is not None:
             auc = self.membership.auc
             if auc.value >= GIVEN_AWAY and auc.value - 2 * auc.error > TOLD_OF:
-                return f"members are told from others (AUC {auc.value:.2f})"
+                return f"members are told from others with an AUC of {share_text(auc.value)}"
         elif not self.is_private and self.exposure.mean_auc >= GIVEN_AWAY:
             return (
                 "by the mean alone one who knows the class tells members from others "
-                f"(AUC {self.exposure.mean_auc:.2f})"
+                f"with an AUC of {share_text(self.exposure.mean_auc)}"
             )
         return None
 

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+from gems_flwr.leaks.auc import share_text
 from gems_flwr.leaks.inspection import ClassFinding, Inspection
 from gems_flwr.leaks.what_if import Outcome
 from gems_flwr.spaces.cone import ClassMomentCone
@@ -22,11 +23,11 @@ def verdict(finding: ClassFinding) -> str:
     ending = "think twice" if finding.level == "told of" else "no alarm"
     if finding.membership is not None:
         auc = finding.membership.auc
-        tells = f"members are told with an AUC of {_share(auc.value)} ± {_share(auc.error)}"
+        tells = f"members are told with an AUC of {share_text(auc.value)} ± {share_text(auc.error)}"
         return f"{start}, {tells}: {ending}"
     if finding.is_private:
-        return f"{start}, no attacker gets beyond an AUC of {_share(exposure.mean_auc)}: no alarm"
-    by = f"by its mean one who knows the class tells members with {_share(exposure.mean_auc)}"
+        return f"{start}, no attacker gets beyond an AUC of {share_text(exposure.mean_auc)}: no alarm"
+    by = f"by its mean one who knows the class tells members with {share_text(exposure.mean_auc)}"
     return f"{start}, {by}: {ending}"
 
 
@@ -37,9 +38,9 @@ def summary(found: Inspection) -> str:
     if gone:
         return text
     tried = worst.membership
-    told = f"by formula {_share(worst.exposure.mean_auc)}"
+    told = f"by formula {share_text(worst.exposure.mean_auc)}"
     if tried is not None:
-        told = f"{_share(tried.auc.value)} ± {_share(tried.auc.error)}, {told}"
+        told = f"{share_text(tried.auc.value)} ± {share_text(tried.auc.error)}, {told}"
     return f"{text}; most is told of class {worst.label} (AUC {told})"
 
 
@@ -55,7 +56,7 @@ def _no_alarm(found: Inspection) -> str:
     if not tried:
         return f"classes {names}: no alarm"
     most = max(tried, key=lambda auc: auc.value)
-    told = f"members are told with an AUC of {_share(most.value)} ± {_share(most.error)} at most"
+    told = f"members are told with an AUC of {share_text(most.value)} ± {share_text(most.error)} at most"
     where = "" if len(tried) == len(fine) else ", where it was tried"
     return f"classes {names}: {told}{where}: no alarm"
 
@@ -108,7 +109,7 @@ def as_text(
     return lines
 
 
-_HEAD = ("class", "samples", "directions", "AUC", "±", "by formula", "rebuilt", "nearest", "")
+_HEAD = ("class", "samples", "rank", "AUC", "±", "formula", "rebuilt", "nearest", "")
 _OPTION_HEAD = ("option", "bytes", "AUC", "±", "rebuilt", "accuracy", "class is")
 
 
@@ -119,9 +120,9 @@ def _row(finding: ClassFinding) -> tuple[str, ...]:
         str(exposure.total),
         "mean" if exposure.directions is None else str(exposure.directions),
         *_auc_cells(finding),
-        ("≤ " if finding.is_private else "") + _share(exposure.mean_auc),
+        ("≤ " if finding.is_private else "") + share_text(exposure.mean_auc),
         _rebuilt_cell(finding),
-        "–" if finding.rebuilt is None else _share(finding.rebuilt.nearest, 3),
+        "–" if finding.rebuilt is None else share_text(finding.rebuilt.nearest, 3),
         "" if finding.level == "fine" else finding.level.upper(),
     )
 
@@ -130,7 +131,7 @@ def _auc_cells(finding: ClassFinding) -> tuple[str, str]:
     if finding.membership is None:
         return "–", "–"
     auc = finding.membership.auc
-    return _share(auc.value), _share(auc.error)
+    return share_text(auc.value), share_text(auc.error)
 
 
 def _rebuilt_cell(finding: ClassFinding) -> str:
@@ -140,7 +141,7 @@ def _rebuilt_cell(finding: ClassFinding) -> str:
 
 def _option_row(outcome: Outcome) -> tuple[str, ...]:
     size = "–" if outcome.size_bytes is None else f"{outcome.size_bytes:,}"
-    score = "–" if outcome.accuracy is None else _share(outcome.accuracy, 3)
+    score = "–" if outcome.accuracy is None else share_text(outcome.accuracy, 3)
     finding = outcome.finding
     if finding is None:
         is_sum = outcome.size_bytes is not None and "such nodes" in outcome.option
@@ -151,9 +152,9 @@ def _option_row(outcome: Outcome) -> tuple[str, ...]:
 
 def _legend(cone: ClassMomentCone, found: Inspection, is_held_out: bool) -> str:
     formula = (
-        "by formula: the most that any attacker reaches, by the noise"
+        "formula: the most that any attacker reaches, by the noise"
         if cone.privacy is not None
-        else "by formula: AUC of one who knows the class's distribution, by the mean alone"
+        else "formula: AUC of one who knows the class's distribution, by the mean alone"
     )
     tried = [each.membership for each in found.classes if each.membership is not None]
     if not tried and all(each.rebuilt is None for each in found.classes):
@@ -179,12 +180,6 @@ def _legend(cone: ClassMomentCone, found: Inspection, is_held_out: bool) -> str:
 def _span(numbers: Sequence[int]) -> str:
     low, high = numbers[0], numbers[-1]
     return str(low) if low == high else f"{low} to {high}"
-
-
-def _share(value: float, digits: int = 2) -> str:
-    """Return a number from 0 to 1 as the documentation writes it: .66, 1.00."""
-    text = f"{value:.{digits}f}"
-    return text[1:] if text.startswith("0.") else text
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
