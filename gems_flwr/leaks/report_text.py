@@ -26,7 +26,8 @@ def verdict(finding: ClassFinding) -> str:
         tells = f"members are told with an AUC of {share_text(auc.value)} ± {share_text(auc.error)}"
         return f"{start}, {tells}: {ending}"
     if finding.is_private:
-        return f"{start}, no attacker gets beyond an AUC of {share_text(exposure.mean_auc)}: no alarm"
+        bound = share_text(exposure.mean_auc)
+        return f"{start}, no attacker gets beyond an AUC of {bound}: no alarm"
     by = f"by its mean one who knows the class tells members with {share_text(exposure.mean_auc)}"
     return f"{start}, {by}: {ending}"
 
@@ -56,7 +57,8 @@ def _no_alarm(found: Inspection) -> str:
     if not tried:
         return f"classes {names}: no alarm"
     most = max(tried, key=lambda auc: auc.value)
-    told = f"members are told with an AUC of {share_text(most.value)} ± {share_text(most.error)} at most"
+    auc = f"{share_text(most.value)} ± {share_text(most.error)}"
+    told = f"members are told with an AUC of {auc} at most"
     where = "" if len(tried) == len(fine) else ", where it was tried"
     return f"classes {names}: {told}{where}: no alarm"
 
