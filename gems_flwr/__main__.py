@@ -3,7 +3,7 @@
 ``run``, ``report`` and ``reproduce`` are the ready simulations, each with options of its own
 (``gems-flwr run --help``). ``submit`` submits a Flower app to a SuperLink, follows its log, and
 ends with a status that tells success from failure. ``aggregate A B -o model.safetensors``
-aggregates space files, ``show`` says what one holds.
+aggregates space files and ``--remove`` takes a node out again; ``show`` says what one holds.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from gems_flwr.disk.faults import file_fault
 from gems_flwr.errors import EmptyIntersectionError, GemsError, OptionError
 from gems_flwr.offline import aggregate_files, describe
+from gems_flwr.receipts import Receipt
 from gems_flwr.runtime.app_output import output_for
 from gems_flwr.runtime.flower_cli import COMPLETED, FlowerCli
 from gems_flwr.runtime.ready_simulations import COMMANDS, start_simulations
@@ -58,10 +59,18 @@ def _parser() -> argparse.ArgumentParser:
         commands.add_parser(name, help=help_text)
 
     aggregate = commands.add_parser("aggregate", help="aggregate space files into a model file")
-    aggregate.add_argument("files", nargs="+", type=Path, help="space files, one per node")
+    aggregate.add_argument("files", nargs="*", type=Path, help="space files, one per node")
     aggregate.add_argument("-o", "--output", type=Path, required=True, help="the model file")
     aggregate.add_argument(
         "--add", action="store_true", help="go on from the spaces kept beside the output"
+    )
+    aggregate.add_argument(
+        "--remove",
+        action="append",
+        default=[],
+        metavar="NODE",
+        help="a node that leaves: its space is deleted, the model made anew from the others'; may "
+        "be given several times",
     )
     aggregate.add_argument("--classes", type=int, help="classes of the task (balls, ellipsoids)")
     aggregate.add_argument(
@@ -122,6 +131,7 @@ def _aggregate(options: argparse.Namespace) -> int:
         options.files,
         options.output,
         add=options.add,
+        remove=options.remove,
         classes=options.classes,
         keys=tuple(options.keys),
         select=options.select,
@@ -141,7 +151,16 @@ def _aggregate(options: argparse.Namespace) -> int:
         print("it is the plain average of the nodes' models")
     for node, margin in zip(result.nodes, found.margins, strict=True):
         print(f"  {node}: margin {margin:+.4g}")
+    if result.receipt is not None:
+        _print_receipt(result.receipt)
     return 0
+
+
+def _print_receipt(receipt: Receipt) -> None:
+    for node, digest in receipt.removed.items():
+        print(f"removed {node} at {receipt.at}: sha256 {digest}")
+    print(f"model before: sha256 {receipt.model_before}")
+    print(f"model after:  sha256 {receipt.model_after}")
 
 
 def _show(options: argparse.Namespace) -> int:
