@@ -7,18 +7,21 @@ error reply at once::
     app = ClientApp(mods=[fault_reply_mod])
 
 All mods of this library go through it, so this is also where a node says its name, to a server that
-has to know who is who before it asks for anything else (see `gems_flwr.server.nodes`).
+has to know who is who before it asks for anything else (see `gems_flwr.server.nodes`), and by which
+it leaves a run (`gems_flwr.client.withdrawing`).
 """
 
 from __future__ import annotations
 
 from flwr.app import Context, Error, Message
 
+from gems_flwr.client.withdrawing import is_withdrawing
 from gems_flwr.errors import GemsError, describe_fault
 from gems_flwr.runtime.flower_internals import HANDLER_RAISED, ClientAppCallable
 from gems_flwr.wire.asking import wants_name
 from gems_flwr.wire.fault_reasons import fault_reason
 from gems_flwr.wire.model_replies import pack_name
+from gems_flwr.wire.withdrawals import pack_withdrawal
 
 
 def node_name(context: Context) -> str:
@@ -33,7 +36,8 @@ def node_name(context: Context) -> str:
 def fault_reply_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Run the handler; reply with an error that names the node and the fault if it fails.
 
-    Where the server asks for nothing but the node's name, it is told without the handler.
+    Where the server asks for nothing but the node's name, it is told without the handler. A node
+    that leaves says so instead of anything else.
 
     Examples
     --------
@@ -54,6 +58,8 @@ def fault_reply_mod(message: Message, context: Context, call_next: ClientAppCall
     try:
         if wants_name(message.content):
             return Message(pack_name(node_name(context)), reply_to=message)
+        if is_withdrawing(context.node_config):
+            return Message(pack_withdrawal(node_name(context)), reply_to=message)
         reply = call_next(message, context)
         if isinstance(reply, Message):
             return reply

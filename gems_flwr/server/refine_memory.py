@@ -114,6 +114,11 @@ def renamed_state(state: ServerState, names: Mapping[str, str]) -> ServerState:
     return dataclasses.replace(state, memory={**state.memory, **kept})
 
 
+def has_refinement(memory: Arrays) -> bool:
+    """Return whether a memory holds what refinement keeps."""
+    return _NOTES in memory
+
+
 def others(memory: Arrays) -> dict[str, NDArray[Any]]:
     """Return what a memory holds besides."""
     return {key: array for key, array in memory.items() if not key.startswith(f"{_PREFIX}-")}

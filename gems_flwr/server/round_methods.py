@@ -30,6 +30,7 @@ from gems_flwr.server.nodes import Nodes, wait_for_nodes
 from gems_flwr.server.run_summary import settings_lines
 from gems_flwr.server.settings import LoopSettings, Need
 from gems_flwr.server.state import RoundOutcome, ServerState
+from gems_flwr.server.withdrawing import Forgotten, not_forgotten, who_answered
 from gems_flwr.typing import Arrays
 from gems_flwr.wire.keys import EVALUATE, TRAIN
 from gems_flwr.wire.model_replies import (
@@ -72,6 +73,8 @@ class RoundMethods(LoopSettings, Strategy):
         self._exchange = Exchange(0, self._nodes)
         self._template: Arrays | None = None
         self._is_playing = False
+        # Ids of those who have left, with a receipt.
+        self._left: tuple[int, ...] = ()
 
     # --- what a strategy decides --------------------------------------------------------------
 
@@ -149,6 +152,26 @@ class RoundMethods(LoopSettings, Strategy):
         """Return how many of the connected nodes are asked to train, or to evaluate."""
         # The tiny term keeps 0.29 * 100 from counting as 28.
         return max(self.min_nodes, int(fraction * connected + 1e-9))
+
+    def forget_nodes(self, state: ServerState, names: Sequence[str]) -> Forgotten:
+        """Forget what nodes that have left have sent, as far as a strategy can.
+
+        Parameters
+        ----------
+        state : ServerState
+            Before the round in which they left.
+        names : sequence of str
+            Who left.
+        """
+        return not_forgotten(state, self._exchange, names)
+
+    def contributors(self, state: ServerState) -> dict[str, int | None]:
+        """Return whose contributions are in the model after the round, and their samples."""
+        return who_answered(state, self._exchange)
+
+    def rounds_in_all(self, state: ServerState, rounds: int) -> int:
+        """Return how many rounds there are, where what happened in a run can change that."""
+        return rounds
 
     def nodes_needed(self, purpose: str) -> Need:
         """Return how many nodes must be connected for that, and which option says so."""
@@ -257,6 +280,10 @@ class RoundMethods(LoopSettings, Strategy):
 
         `step` tells several exchanges of one message type in one round apart.
         """
+        group = f"{server_round}-{step}" if step else str(server_round)
+        if self._exchange.replays:
+            # About another model than before: what was answered then is no answer now.
+            group += f"-again{self._exchange.replays}"
         return [
             Message(
                 content=pack_instruction(
@@ -264,7 +291,7 @@ class RoundMethods(LoopSettings, Strategy):
                 ),
                 dst_node_id=node,
                 message_type=message_type,
-                group_id=f"{server_round}-{step}" if step else str(server_round),
+                group_id=group,
             )
             for node in nodes
         ]
@@ -346,4 +373,5 @@ class RoundMethods(LoopSettings, Strategy):
             at_least=needed.nodes,
             seconds=self.wait_seconds,
             option=needed.option,
+            counts=lambda node: not self._nodes.has_left(node),
         )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,7 @@ from gems_flwr.moments.cone_building import MIN_COUNT, cone_from_sums
 from gems_flwr.moments.small_means import MeanRule
 from gems_flwr.networks.backbone import SplitModel
 from gems_flwr.networks.layers import layers_below_output
+from gems_flwr.receipts import samples_of
 from gems_flwr.samples import Samples
 from gems_flwr.server.backbone_sending import BackboneMode, BackboneSender
 from gems_flwr.server.client_metrics import mean_reports
@@ -64,6 +65,15 @@ from gems_flwr.server.refining import RefineOptions, RefineRound
 from gems_flwr.server.refining import reason_to_stop as refined_enough
 from gems_flwr.server.screening import plausible, unchecked_details
 from gems_flwr.server.state import RoundOutcome, ServerState
+from gems_flwr.server.withdrawing import (
+    Forgotten,
+    HeldSpaces,
+    check_enough,
+    forget_spaces,
+    held_spaces,
+    refined_anew,
+    rounds_again,
+)
 from gems_flwr.spaces.ball import with_new_ball
 from gems_flwr.spaces.cone import ClassMomentCone
 from gems_flwr.spaces.curved_space import CurvedSpace, without_curve
@@ -253,11 +263,13 @@ class Gems(RoundLoop):
         """Collect the spaces, intersect them, and let the nodes verify the result."""
         layer = find_output_layer(state.arrays, self.layer)
         start = state.arrays
-        if self.refine_rounds and server_round > self._first_round:
+        anew = self._exchange.held is not None
+        if self.refine_rounds and server_round > self._first_round and not anew:
             return self._refined(server_round, state, grid, layer, train_config, evaluate_config)
         if server_round > self._first_round and self.initialise is not None:
             start = self.initialise(server_round)
         received, told = self._collect(server_round, grid, start, layer, train_config)
+        check_enough(self._exchange, received, self.min_nodes)
         usable, notes = self._screened(self._usable_spaces(received))
         found, spaces, convicted = self._audited(
             usable,
@@ -273,8 +285,9 @@ class Gems(RoundLoop):
         if self.head == "auto":
             found, chosen = self._chosen(server_round, grid, found, spaces, start, evaluate_config)
         arrays = layer.replace_in(start, found.point)
-        last_round = self._first_round + self.rounds_needed - 1
-        done = server_round == last_round or (
+        if self.refine_rounds:
+            chosen |= refined_anew(state, server_round, self._first_round)
+        done = server_round == self._last_round({**state.details, **chosen}) or (
             found.intersection.feasible and not self.refine_rounds
         )
         scores: dict[str, float] = {}
@@ -310,7 +323,7 @@ class Gems(RoundLoop):
         memory = RefineMemory.of(state.memory)
         this = RefineRound(self, self._backbones, options, memory, state.arrays, layer)
         found = this.play(server_round, grid, train_config, state.details.get("refinement", []))
-        details, last = dict(found.details), self._first_round + self.rounds_needed - 1
+        details, last = dict(found.details), self._last_round(state.details)
         if self.verify and (server_round == last or refined_enough(details)):
             model = SplitModel.of(found.arrays, layer.keys)
             details["node_scores"] = self._scores(
@@ -419,6 +432,21 @@ class Gems(RoundLoop):
             self._spaces.save({n: without_curve(space) for n, space in self._received.items()})
         return renamed_state(state, names)
 
+    def forget_nodes(self, state: ServerState, names: Sequence[str]) -> Forgotten:
+        """Forget the spaces of nodes that have left."""
+        return forget_spaces(state, self._exchange, self._spaces, self._received, names)
+
+    def contributors(self, state: ServerState) -> dict[str, int | None]:
+        """Return whose spaces the model is made of, and their samples."""
+        return {node: samples_of(space) for node, space in self._received.items()}
+
+    def rounds_in_all(self, state: ServerState, rounds: int) -> int:
+        """Refinement that began anew has all its rounds again."""
+        return rounds + rounds_again(state.details)
+
+    def _last_round(self, details: Mapping[str, Any]) -> int:
+        return self._first_round + self.rounds_needed - 1 + rounds_again(details)
+
     def needs_names(self) -> bool:
         """An epsilon for each node cannot be sent before the nodes are known by name."""
         return isinstance(self.epsilon, Mapping)
@@ -447,6 +475,8 @@ class Gems(RoundLoop):
             What is usable, with what was received before, by node; and the mean of what the train
             handlers reported, where spaces need training.
         """
+        if (held := held_spaces(self._exchange)) is not None:
+            return dict(held.received), mean_reports(held.told.values())
         nodes = self.choose_nodes(server_round, grid, self.fraction_train, TRAIN)
         frozen = layers_below_output(arrays)
 
@@ -468,7 +498,9 @@ class Gems(RoundLoop):
             received = dict(self._received or self._spaces.load())
         for answer in answers:
             received[answer.node] = with_new_ball(received.get(answer.node), answer.value.value)
-        return received, mean_reports(answer.value for answer in answers)
+        told = {answer.node: answer.value for answer in answers}
+        self._exchange.held = HeldSpaces(dict(received), told)
+        return received, mean_reports(told.values())
 
     def _keep(self, received: dict[str, NodeSpace], *, afresh: bool) -> None:
         """Remember what was received, and put it into the folder."""
