@@ -128,9 +128,7 @@ def load_receipts(path: Path) -> list[Receipt]:
             raise ValueError(f"its format is {kept['format']!r}")
         return [Receipt.from_json(values) for values in kept["receipts"]]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise OfflineError(
-            f"{path} holds no receipts ({error}); move it out of the way"
-        ) from error
+        raise OfflineError(f"{path} holds no receipts ({error}); move it out of the way") from error
 
 
 def save_receipt(path: Path, receipt: Receipt) -> None:

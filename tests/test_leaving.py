@@ -28,7 +28,7 @@ def cone(seed, count=80, **options):
 def node_files(folder, names=("north", "south", "west"), **options):
     folder.mkdir(exist_ok=True)
     paths = {name: folder / f"{name}.safetensors" for name in names}
-    for seed, (name, path) in enumerate(paths.items()):
+    for seed, path in enumerate(paths.values()):
         save_space(path, cone(seed, 40 + 20 * seed, **(options or FULL)))
     return paths
 

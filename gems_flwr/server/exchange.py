@@ -97,6 +97,8 @@ class Exchange:
     max_reply_bytes: int | None = None
     max_examples: float | None = None
     barred: Mapping[int, str] = field(default_factory=dict)
+    # Hears of every reply with content as it comes in, and of how many are still to come.
+    hears: Callable[[Message, int], None] | None = field(default=None, init=False)
     # If the round is played again without nodes that have left: how often it was, and what a
     # strategy has of the others that it need not ask for again.
     replays: int = field(default=0, init=False)
@@ -171,6 +173,7 @@ class Exchange:
                 log_event("reply_kept", round=self.server_round, node=name, what=self._what)
                 self._note_leaving(message.metadata.dst_node_id, kept)
                 replies.append(Message(kept, reply_to=message))
+                self._pass_on(replies[-1], 0)
             else:
                 outgoing.append(message)
         answers = self._ask(outgoing)
@@ -223,9 +226,15 @@ class Exchange:
                 answers[node_id] = reply
             for callback in self.callbacks:
                 callback.on_reply(self.server_round, self.nodes.name(node_id), has_content)
+            if has_content:
+                self._pass_on(reply, len(waiting))
         for node_id in sorted(waiting, key=self.nodes.position):
             self._fail(node_id, f"no reply within {self.timeout} s")
         return answers
+
+    def _pass_on(self, reply: Message, waiting: int) -> None:
+        if self.hears is not None and not self.nodes.has_left(reply.metadata.src_node_id):
+            self.hears(reply, waiting)
 
     def _returned(self, lost: list[Message]) -> list[Message]:
         """Return the messages whose nodes are connected again, waiting for them if told to."""

@@ -135,15 +135,16 @@ def forget_spaces(
     left = {name: known.get(name) for name in names}
     digests = {n: None if space is None else space_digest(space) for n, space in left.items()}
     lost = [name for name in names if name in members and left[name] is None]
-    for kept in (received, known, held.received, held.told):
-        for name in names:
-            kept.pop(name, None)
+    for name in names:
+        for spaces in (received, known, held.received):
+            spaces.pop(name, None)
+        held.told.pop(name, None)
     folder.remove(names)
     if lost and memory is not None:
         # It sends no gradients any more, and nobody must wait for them.
         stay = tuple(member for member in memory.members if member not in names)
-        kept = dataclasses.replace(memory, members=stay).to_arrays()
-        again = dataclasses.replace(state, memory={**state.memory, **kept})
+        refining = dataclasses.replace(memory, members=stay).to_arrays()
+        again = dataclasses.replace(state, memory={**state.memory, **refining})
         return Forgotten(digests, complete=False, again=again, note=_TOTAL_ALONE)
     if not any(space is not None for space in left.values()):
         return Forgotten(digests, note=_NOTHING)

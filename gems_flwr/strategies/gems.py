@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -58,6 +58,7 @@ from gems_flwr.server.head_choice import (
 from gems_flwr.server.log import log_warning
 from gems_flwr.server.loop import RoundLoop
 from gems_flwr.server.public_tuning import check_tuning, first_samples
+from gems_flwr.server.publishing import Publisher, check_publishing
 from gems_flwr.server.refine_memory import RefineMemory, renamed_state
 from gems_flwr.server.refine_memory import others as without_refinement
 from gems_flwr.server.refine_options import Refine, as_refine
@@ -159,6 +160,11 @@ class Gems(RoundLoop):
         first message (``auto``). ``send`` has them come along whatever their size, which saves
         an exchange where no node has them; ``local`` sends them to nobody, and a node that has
         others is left out, by name.
+    publish_every : int, default 0
+        Publish a model as soon as `min_nodes` spaces are there, and with every so many more that
+        come in: what a run with just these nodes gives. It is told to `Callback.on_model` and
+        replaces ``published.safetensors`` in `checkpoint_dir`; ``published`` in the details says
+        when. Nodes that connect meanwhile are asked before the round ends. 0 publishes nothing.
     **loop
         See `RoundLoop`. With a `checkpoint_dir` the received spaces are kept in its folder
         ``spaces``, where ``python -m gems_flwr aggregate`` can add a late one.
@@ -198,6 +204,7 @@ class Gems(RoundLoop):
     layer: str | None = None
     refine: Refine | int = 0
     backbone: BackboneMode = "auto"
+    publish_every: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -214,6 +221,15 @@ class Gems(RoundLoop):
         check_head_options(self._head, self._space, tune=self.tune, select=self.select)
         for node in self.epsilon if isinstance(self.epsilon, Mapping) else [""]:
             self.request(node)
+        check_publishing(
+            self.publish_every,
+            hidden=self._space.is_summed,
+            asks_more=self.audit or self.head == "auto" or self.on_empty == "retrain",
+            fraction=self.fraction_train,
+        )
+        self._publisher = Publisher(
+            self.publish_every, self.min_nodes, self.checkpoint_dir, self.callbacks
+        )
         self._spaces = SpaceFolder(self._folder() if self.checkpoint_dir else None)
         self._received: dict[str, NodeSpace] = {}
         self._first_round = 1
@@ -263,6 +279,7 @@ class Gems(RoundLoop):
         """Collect the spaces, intersect them, and let the nodes verify the result."""
         layer = find_output_layer(state.arrays, self.layer)
         start = state.arrays
+        self._publisher.begin()
         anew = self._exchange.held is not None
         if self.refine_rounds and server_round > self._first_round and not anew:
             return self._refined(server_round, state, grid, layer, train_config, evaluate_config)
@@ -285,6 +302,8 @@ class Gems(RoundLoop):
         if self.head == "auto":
             found, chosen = self._chosen(server_round, grid, found, spaces, start, evaluate_config)
         arrays = layer.replace_in(start, found.point)
+        self._publisher.publish(self._exchange, arrays, list(spaces))
+        chosen |= self._publisher.details(state.details)
         if self.refine_rounds:
             chosen |= refined_anew(state, server_round, self._first_round)
         done = server_round == self._last_round({**state.details, **chosen}) or (
@@ -323,7 +342,9 @@ class Gems(RoundLoop):
         memory = RefineMemory.of(state.memory)
         this = RefineRound(self, self._backbones, options, memory, state.arrays, layer)
         found = this.play(server_round, grid, train_config, state.details.get("refinement", []))
-        details, last = dict(found.details), self._last_round(state.details)
+        self._publisher.publish(self._exchange, found.arrays, memory.members)
+        details = {**found.details, **self._publisher.details(state.details)}
+        last = self._last_round(state.details)
         if self.verify and (server_round == last or refined_enough(details)):
             model = SplitModel.of(found.arrays, layer.keys)
             details["node_scores"] = self._scores(
@@ -489,7 +510,19 @@ class Gems(RoundLoop):
             return unpack_space_reply(content, self.request(), layer)
 
         model = SplitModel.of(arrays, layer.keys)
-        replies = self._backbones.collect(self, server_round, nodes, model, config, ask)
+
+        def made(spaces: dict[str, NodeSpace]) -> Arrays:
+            usable, _ = self._screened(self._usable_spaces(spaces))
+            return layer.replace_in(arrays, self._aggregate(usable).point)
+
+        with self._publisher.listening(self._exchange, unpack_space, made):
+            replies = self._backbones.collect(self, server_round, nodes, model, config, ask)
+            asked, step = set(nodes), 0
+            while late := self._late(server_round, grid, asked):
+                asked, step = asked | set(late), step + 1
+                replies += self._backbones.collect(
+                    self, server_round, late, model, config, ask, f"late-{step}"
+                )
         unpack = partial(unpack_told, unpack=unpack_space)
         answers = self.accept(replies, unpack, at_least=self.min_nodes)
         received: dict[str, NodeSpace] = {}
@@ -501,6 +534,13 @@ class Gems(RoundLoop):
         told = {answer.node: answer.value for answer in answers}
         self._exchange.held = HeldSpaces(dict(received), told)
         return received, mean_reports(told.values())
+
+    def _late(self, server_round: int, grid: Grid, asked: Collection[int]) -> list[int]:
+        """Return the nodes that have connected since the others were asked."""
+        if not self.publish_every:
+            return []
+        nodes = self.choose_nodes(server_round, grid, 1.0, TRAIN)
+        return [node for node in nodes if node not in asked]
 
     def _keep(self, received: dict[str, NodeSpace], *, afresh: bool) -> None:
         """Remember what was received, and put it into the folder."""

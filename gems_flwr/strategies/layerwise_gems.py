@@ -51,8 +51,8 @@ from gems_flwr.server.refining import reason_to_stop as refined_enough
 from gems_flwr.server.round_methods import EvaluateFn
 from gems_flwr.server.screening import UNCHECKED_NEURONS, joined, plausible
 from gems_flwr.server.state import RoundOutcome, ServerState
-from gems_flwr.server.withdrawing import Forgotten, rounds_again
 from gems_flwr.server.width_trial import try_evaluation, try_nodes
+from gems_flwr.server.withdrawing import Forgotten, rounds_again
 from gems_flwr.spaces.neuron_balls import NeuronBalls
 from gems_flwr.strategies.gems import Gems
 from gems_flwr.typing import Arrays, Metrics
@@ -163,6 +163,8 @@ class LayerwiseGems(TunesOnPublicData):
             raise OptionError(
                 "head.refine goes with tune_layers='last': tuning all layers undoes it"
             )
+        if self._output.publish_every:
+            raise OptionError("head.publish_every must be 0: models of layers are made in rounds")
         if self._output.tune:
             raise OptionError("head.tune must be 0: set tune of LayerwiseGems")
         self._hidden = 0
