@@ -122,8 +122,9 @@ class Publisher:
             "seconds": time.perf_counter() - self._began,
             "sha256": model_digest(arrays),
         }
-        if self._entries and self._entries[-1]["sha256"] == entry["sha256"]:
-            return  # the same, for what came last cannot be used
+        same = ("nodes", "sha256")
+        if self._entries and all(self._entries[-1][key] == entry[key] for key in same):
+            return  # what came last cannot be used
         self._entries.append(entry)
         if self.folder is not None:
             try:
