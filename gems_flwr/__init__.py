@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gems_flwr.client.good_enough_mod import good_enough_mod as good_enough_mod
     from gems_flwr.client.limits import NodeLimits as NodeLimits
     from gems_flwr.client.multi_model_mod import multi_model_mod as multi_model_mod
+    from gems_flwr.client.secure_sum_mod import secure_sum_mod as secure_sum_mod
     from gems_flwr.client.statistics_mod import statistics_mod as statistics_mod
     from gems_flwr.client.task import Report as Report
     from gems_flwr.client.task import Task as Task
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from gems_flwr.errors import OutdatedMessageError as OutdatedMessageError
     from gems_flwr.errors import RefusedError as RefusedError
     from gems_flwr.errors import RoundFailedError as RoundFailedError
+    from gems_flwr.errors import SecureSumError as SecureSumError
     from gems_flwr.errors import SpaceError as SpaceError
     from gems_flwr.errors import StateNotSavedError as StateNotSavedError
     from gems_flwr.moments.cone_building import build_cone as build_cone
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
     from gems_flwr.runtime.inprocess_grid import InProcessGrid as InProcessGrid
     from gems_flwr.runtime.metered_grid import MeteredGrid as MeteredGrid
     from gems_flwr.runtime.metered_grid import Traffic as Traffic
+    from gems_flwr.secure.secure_sum import SecureSum as SecureSum
     from gems_flwr.server.exchange import Answer as Answer
     from gems_flwr.server.loop import RoundLoop as RoundLoop
     from gems_flwr.server.members import join_models as join_models
@@ -164,6 +167,8 @@ _HOMES = {
     "other_output_layer": "networks.subclasses",
     "resize_model": "networks.surgery",
     "split_classes": "networks.subclasses",
+    "secure_sum_mod": "client.secure_sum_mod",
+    "SecureSum": "secure.secure_sum",
     "statistics_mod": "client.statistics_mod",
     "task_client_app": "client.task_app",
     # Running, watching and stopping.
@@ -211,6 +216,7 @@ _HOMES = {
     "OutdatedMessageError": "errors",
     "RefusedError": "errors",
     "RoundFailedError": "errors",
+    "SecureSumError": "errors",
     "SpaceError": "errors",
     "StateNotSavedError": "errors",
 }

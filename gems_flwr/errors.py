@@ -64,6 +64,17 @@ class BadReplyError(GemsError, ValueError):
     """
 
 
+class SecureSumError(GemsError):
+    """A secure sum cannot be made, or must not be: keys, shares, signatures or too few nodes.
+
+    Examples
+    --------
+    >>> from gems_flwr import GemsError, SecureSumError
+    >>> issubclass(SecureSumError, GemsError)
+    True
+    """
+
+
 class CheckpointError(GemsError):
     """A checkpoint is damaged, belongs to another run, or cannot be written.
 

@@ -16,11 +16,12 @@ from __future__ import annotations
 from flwr.app import Context, Error, Message
 
 from gems_flwr.client.withdrawing import is_withdrawing
-from gems_flwr.errors import GemsError, describe_fault
+from gems_flwr.errors import GemsError, OptionError, describe_fault
 from gems_flwr.runtime.flower_internals import HANDLER_RAISED, ClientAppCallable
 from gems_flwr.wire.asking import wants_name
 from gems_flwr.wire.fault_reasons import fault_reason
 from gems_flwr.wire.model_replies import pack_name
+from gems_flwr.wire.secure_messages import stage_word
 from gems_flwr.wire.withdrawals import pack_withdrawal
 
 
@@ -33,11 +34,14 @@ def node_name(context: Context) -> str:
     return str(config.get("name", config.get("partition-id", context.node_id)))
 
 
-def fault_reply_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+def fault_reply_mod(
+    message: Message, context: Context, call_next: ClientAppCallable, *, secure: bool = False
+) -> Message:
     """Run the handler; reply with an error that names the node and the fault if it fails.
 
     Where the server asks for nothing but the node's name, it is told without the handler. A node
-    that leaves says so instead of anything else.
+    that leaves says so instead of anything else. What is asked of a secure sum is refused, unless
+    the mod that answers it is the one around (`secure`).
 
     Examples
     --------
@@ -60,6 +64,11 @@ def fault_reply_mod(message: Message, context: Context, call_next: ClientAppCall
             return Message(pack_name(node_name(context)), reply_to=message)
         if is_withdrawing(context.node_config):
             return Message(pack_withdrawal(node_name(context)), reply_to=message)
+        if not secure and stage_word(message.content) is not None:
+            raise OptionError(
+                "write ClientApp(mods=[secure_sum_mod(), ...]), first of all mods: the server asks "
+                "for a secure sum, and nothing here would put masks on the answer"
+            )
         reply = call_next(message, context)
         if isinstance(reply, Message):
             return reply

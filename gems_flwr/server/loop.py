@@ -219,7 +219,7 @@ class RoundLoop(RoundMethods):
                 return play_without_leavers(self, self._exchange, state, self._left, once)
             except RoundFailedError as error:
                 said = {failure.node: failure.reason for failure in error.failures}
-                nobody = self.mod_needed and not error.replies
+                nobody = self.mods_needed() and not error.replies
                 if nobody and said and all(map(is_without_mod, said.values())):
                     raise self.without_mod(said) from error
                 raise
@@ -248,7 +248,7 @@ class RoundLoop(RoundMethods):
         messages = list(
             self.configure_evaluate(server_round, to_record(outcome.arrays), config, grid)
         )
-        metrics = self.aggregate_evaluate(server_round, self._replies(messages))
+        metrics = self.evaluate_metrics(server_round, messages)
         if metrics is None:
             return outcome
         return dataclasses.replace(outcome, evaluate_metrics=metrics)

@@ -10,20 +10,23 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
 from gems_flwr.averaging.robust_rules import RobustKind, RobustRule, combine
-from gems_flwr.errors import CheckpointError
+from gems_flwr.errors import CheckpointError, OptionError
 from gems_flwr.server.exchange import Answer
 from gems_flwr.server.log import log_event, log_warning
 from gems_flwr.server.loop import RoundLoop
+from gems_flwr.server.model_totals import model_total
 from gems_flwr.server.screening import unchecked_details
 from gems_flwr.server.state import RoundOutcome, ServerState
 from gems_flwr.typing import Arrays
 from gems_flwr.wire.model_replies import ModelReply
+from gems_flwr.wire.model_summands import ModelSummand
+from gems_flwr.wire.records import to_record
 
 _ACCOUNT = "robust"
 
@@ -53,6 +56,11 @@ class AveragesModels(RoundLoop):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.rule = RobustRule(self.robust, self.liars, self.trim)
+        if self.secure is not None and self.rule.is_on:
+            raise OptionError(
+                f"robust='{self.robust}' compares the models of single nodes, which secure sums "
+                "hide; take one of the two"
+            )
 
 
 @dataclass(frozen=True)
@@ -141,6 +149,8 @@ class AveragesReplies(AveragesModels):
         See `AveragesModels`.
     """
 
+    sums_replies: ClassVar[bool] = True
+
     weighted: bool = True
 
     def __post_init__(self) -> None:
@@ -156,9 +166,41 @@ class AveragesReplies(AveragesModels):
         evaluate_config: ConfigRecord,
     ) -> RoundOutcome:
         """Play one round, and tell whom the rule did not believe."""
+        if self.secure is not None:
+            return self._summed_round(server_round, state, grid, train_config)
         self._outvoted = Outvoted.from_details(state.details)
         outcome = super().play_round(server_round, state, grid, train_config, evaluate_config)
         return dataclasses.replace(outcome, details=self._outvoted.to_details(self.rule))
+
+    def _summed_round(
+        self, server_round: int, state: ServerState, grid: Grid, config: ConfigRecord
+    ) -> RoundOutcome:
+        """Play a round in which the server sees the sum of the models alone."""
+        outgoing = self.configure_train(server_round, to_record(state.arrays), config, grid)
+        messages = list(outgoing)
+        if not messages:
+            return RoundOutcome(arrays=state.arrays)
+        keys = self.record_keys
+        request = ModelSummand(
+            most_examples=self.max_examples or ModelSummand.most_examples,
+            weighted=self.weighted,
+            weight_key=keys.weight,
+            arrays=keys.arrays,
+        )
+        total = model_total(
+            self,
+            server_round,
+            messages,
+            state.arrays,
+            request,
+            at_least=self.min_nodes,
+            step="models",
+        )
+        return RoundOutcome(arrays=self.finished(total.mean), train_metrics=total.metrics)
+
+    def finished(self, mean: Arrays) -> Arrays:
+        """Return what becomes of a mean that was made of a sum; by default it stays as it is."""
+        return mean
 
     def aggregate(self, answers: Sequence[Answer[ModelReply]]) -> Arrays:
         """Return the (weighted) mean of the nodes' models, or what the rule makes of them."""

@@ -124,6 +124,11 @@ class Nodes:
         self._withdrawn_names = frozenset(names)
 
     @property
+    def names_of_leavers(self) -> frozenset[str]:
+        """Names of all nodes that have left the run, now or before it was resumed."""
+        return self._withdrawn_names | {self.name(node) for node in self._withdrawn}
+
+    @property
     def awaits_leavers(self) -> bool:
         """Whether nodes that had left before the run was resumed must be known by name."""
         return bool(self._withdrawn_names)

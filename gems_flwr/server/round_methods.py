@@ -21,15 +21,18 @@ from numpy.typing import NDArray
 
 from gems_flwr import scoring
 from gems_flwr.averaging.means import mean_metrics
-from gems_flwr.errors import BadReplyError, MissingModError, OptionError
+from gems_flwr.errors import BadReplyError, Failure, MissingModError, OptionError
 from gems_flwr.runtime.metered_grid import MeteredGrid
 from gems_flwr.runtime.seeding import generator
 from gems_flwr.server.exchange import Answer, Exchange
 from gems_flwr.server.log import log_event, log_text, short
+from gems_flwr.server.model_totals import model_total
 from gems_flwr.server.nodes import Nodes, wait_for_nodes
 from gems_flwr.server.run_summary import settings_lines
+from gems_flwr.server.secure_summing import SecureSums
 from gems_flwr.server.settings import LoopSettings, Need
 from gems_flwr.server.state import RoundOutcome, ServerState
+from gems_flwr.server.summing import PlainSums, Summing
 from gems_flwr.server.withdrawing import Forgotten, not_forgotten, who_answered
 from gems_flwr.typing import Arrays
 from gems_flwr.wire.keys import EVALUATE, TRAIN
@@ -42,6 +45,7 @@ from gems_flwr.wire.model_replies import (
     unpack_metrics_reply,
     unpack_model_reply,
 )
+from gems_flwr.wire.model_summands import ModelSummand
 from gems_flwr.wire.records import to_numpy, to_record
 from gems_flwr.wire.requests import JsonRequest
 
@@ -66,9 +70,21 @@ class RoundMethods(LoopSettings, Strategy):
     plays_in_other_loops: ClassVar[bool] = False
     # What an app's ClientApp(mods=[…]) must have for a strategy; nothing where any handler will do.
     mod_needed: ClassVar[str] = ""
+    # Whether all that a strategy makes of its nodes' replies is made of sums, as `secure` demands.
+    sums_replies: ClassVar[bool] = False
+    # How many sums there are in a round; nodes exchange keys once for all of them.
+    sums_in_round: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.secure is not None and not self.sums_replies:
+            raise OptionError(
+                f"{self._name} looks at the replies of single nodes, which secure sums hide: they "
+                "go with Gems, FedAvg, OneShotAverage, PeriodicAveraging and DynamicAveraging"
+            )
+        self._sums: Summing = PlainSums()
+        if self.secure is not None:
+            self._sums = SecureSums(self.secure, self.sums_in_round)
         self._nodes = Nodes()
         self._exchange = Exchange(0, self._nodes)
         self._template: Arrays | None = None
@@ -225,6 +241,16 @@ class RoundMethods(LoopSettings, Strategy):
         nodes = self.choose_nodes(server_round, grid, self.fraction_evaluate, EVALUATE)
         return self.messages(server_round, nodes, EVALUATE, arrays, config)
 
+    def evaluate_metrics(
+        self, server_round: int, messages: Sequence[Message]
+    ) -> MetricRecord | None:
+        """Send evaluate messages, and return what is told of the answers."""
+        if self.secure is None or not messages:
+            return self.aggregate_evaluate(server_round, self._replies(messages))
+        request = ModelSummand(origin="nothing", weight_key=self.record_keys.weight)
+        total = model_total(self, server_round, messages, {}, request, step="evaluate")
+        return MetricRecord(dict(total.metrics))
+
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
@@ -296,13 +322,18 @@ class RoundMethods(LoopSettings, Strategy):
             for node in nodes
         ]
 
+    def mods_needed(self) -> str:
+        """Return what a ClientApp must have among its mods; nothing where any handler will do."""
+        needed = ["secure_sum_mod()"] if self.secure is not None else []
+        return ", ".join([*needed, *([self.mod_needed] if self.mod_needed else [])])
+
     def without_mod(self, said: Mapping[str, str]) -> MissingModError:
         """Return the refusal of nodes whose app cannot answer; `said` is what they answered."""
         first, *others = said
         nodes = f"node {first} and {len(others)} more have" if others else f"node {first} has"
         return MissingModError(
-            f"write ClientApp(mods=[{self.mod_needed}]): {nodes} no mod that answers {self._name} "
-            f"({short(said[first])})"
+            f"write ClientApp(mods=[{self.mods_needed()}]): {nodes} no mod that answers "
+            f"{self._name} ({short(said[first])})"
         )
 
     def join(self, other: RoundMethods) -> None:
@@ -329,6 +360,16 @@ class RoundMethods(LoopSettings, Strategy):
     def name_of(self, node_id: int) -> str:
         """Return what the run calls a node."""
         return self._nodes.name(node_id)
+
+    @property
+    def sums(self) -> Summing:
+        """What adds up replies that are only looked at as a total."""
+        return self._sums
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """Who has not contributed to the round under way, and why."""
+        return self._exchange.failures
 
     @property
     def answered_ids(self) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gems_flwr.errors import OptionError
+from gems_flwr.secure.secure_sum import SecureSum
 from gems_flwr.server.state import RoundRecord, RunResult
 from gems_flwr.server.stopping import StopRule
 from gems_flwr.typing import Arrays
@@ -103,6 +104,10 @@ class LoopSettings:
     max_examples : float, optional
         Most examples that a node counts for in weighted means and cones, whatever it claims,
         above 0. Without it a node's weight is its own word, unless all weigh the same.
+    secure : SecureSum, optional
+        Lets the server see sums over nodes alone, never what a single one sends; nodes need
+        `secure_sum_mod`. For `Gems` with cones, `FedAvg`, `OneShotAverage`, `PeriodicAveraging` and
+        `DynamicAveraging`.
     stop_rules : sequence of StopRule
         Asked after every round.
     callbacks : sequence of Callback
@@ -121,6 +126,7 @@ class LoopSettings:
     resume: bool = False
     max_reply_bytes: int | None = 2**31
     max_examples: float | None = None
+    secure: SecureSum | None = None
     stop_rules: Sequence[StopRule] = ()
     callbacks: Sequence[Callback] = ()
 
@@ -145,5 +151,8 @@ class LoopSettings:
                 raise OptionError(f"{name} must be above 0 or None, got {value}")
         if self.seed < 0:
             raise OptionError(f"seed must be at least 0, got {self.seed}")
+        if self.secure is not None:
+            # Masked numbers are of no use to a run that is resumed: its nodes have new keys.
+            self.keep_replies = False
         if self.resume and self.checkpoint_dir is None:
             raise OptionError("resume needs a checkpoint_dir")

@@ -88,12 +88,27 @@ def held_spaces(exchange: Exchange) -> HeldSpaces | None:
     return exchange.held if isinstance(exchange.held, HeldSpaces) else None
 
 
-def not_forgotten(state: ServerState, exchange: Exchange, names: Sequence[str]) -> Forgotten:
-    """Return what a strategy without an account by node can say to nodes that leave."""
+def not_forgotten(
+    state: ServerState, exchange: Exchange, names: Sequence[str], *, only_totals: bool = False
+) -> Forgotten:
+    """Return what a strategy without an account by node can say to nodes that leave.
+
+    Parameters
+    ----------
+    state : ServerState
+        Before the round.
+    exchange : Exchange
+        Of the round.
+    names : sequence of str
+        Who left.
+    only_totals : bool
+        Whether they have added to sums over nodes. Those are not asked for again without them: of
+        two totals the difference would show what nobody was to see.
+    """
     there = who_answered(state, exchange).keys() | set(exchange.left_after_answering)
     there &= set(names)
-    note = _STAYS if there else _NOTHING
-    return Forgotten(dict.fromkeys(names), complete=not there, note=note)
+    note = _TOTAL_ALONE if only_totals else _STAYS
+    return Forgotten(dict.fromkeys(names), complete=not there, note=note if there else _NOTHING)
 
 
 def who_answered(state: ServerState, exchange: Exchange) -> dict[str, int | None]:
@@ -140,12 +155,8 @@ def forget_spaces(
             spaces.pop(name, None)
         held.told.pop(name, None)
     folder.remove(names)
-    if lost and memory is not None:
-        # It sends no gradients any more, and nobody must wait for them.
-        stay = tuple(member for member in memory.members if member not in names)
-        refining = dataclasses.replace(memory, members=stay).to_arrays()
-        again = dataclasses.replace(state, memory={**state.memory, **refining})
-        return Forgotten(digests, complete=False, again=again, note=_TOTAL_ALONE)
+    if lost:
+        return Forgotten(digests, complete=False, note=_TOTAL_ALONE)
     if not any(space is not None for space in left.values()):
         return Forgotten(digests, note=_NOTHING)
     # What the others have sent in this round need not be asked for again.

@@ -107,6 +107,12 @@ class FedAvg(AveragesReplies, FlowersFedAvg):
                 f"arrayrecord_key and configrecord_key must differ, both are "
                 f"'{self.arrayrecord_key}'"
             )
+        own = self.train_metrics_aggr_fn or self.evaluate_metrics_aggr_fn
+        if self.secure is not None and own is not None:
+            raise OptionError(
+                "train_metrics_aggr_fn and evaluate_metrics_aggr_fn get the replies of single "
+                "nodes, which secure sums hide: leave them out, metrics are averaged"
+            )
         # Flower's own says what a fraction of 0 means, and has the functions for metrics.
         FlowersFedAvg.__init__(
             self,

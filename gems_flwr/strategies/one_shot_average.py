@@ -46,6 +46,10 @@ class OneShotAverage(TunesOnPublicData, AveragesReplies):
 
     rounds_needed: ClassVar[int | None] = 1
 
+    def finished(self, mean: Arrays) -> Arrays:
+        """Return a mean that was made of a sum, fine-tuned."""
+        return self.tuned(mean)
+
     def aggregate(self, answers: Sequence[Answer[ModelReply]]) -> Arrays:
         """Return the mean of the nodes' models, fine-tuned."""
         return self.tuned(super().aggregate(answers))

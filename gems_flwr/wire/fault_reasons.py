@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 _PREFIX = re.compile(r"[\w.]+ failed on node [^\n]*?: ")
+_NUMBER = re.compile(r"[-+]?(?<![\w.])\d[\d_,.]*(e[-+]?\d+)?")
 # The place in the code, which is said of faults that are none of this library's own.
 _PLACE = re.compile(r"\(in [^()]*, [^()]* line \d+\)$")
 
@@ -45,4 +46,10 @@ def is_without_mod(reason: str) -> bool:
     something else was asked for.
     """
     ran_into = reason.startswith("<class") or bool(_PLACE.search(reason))
-    return not _PREFIX.match(reason) and (ran_into or reason.startswith("expected an ArrayRecord"))
+    something_else = ("expected an ArrayRecord", "expected a ConfigRecord")
+    return not _PREFIX.match(reason) and (ran_into or reason.startswith(something_else))
+
+
+def without_numbers(reason: str) -> str:
+    """Return a reason in which every number is left out, for those whom they are no business of."""
+    return _NUMBER.sub("…", reason)

@@ -90,3 +90,15 @@ WEIGHT_SUM = "weight-sum"
 WITHDRAWAL = "withdrawal"
 WITHDRAW = "withdraw"
 LOSS_SUMS = "loss-sums"
+
+# Sums of which only the total is looked at.
+SUM_LAYOUT = "sum-layout"
+SUMMAND = "summand"
+WORDS = "words"
+SECURE_SUM = "secure-sum"
+MODEL_SUMMAND = "model-summand"
+METRIC_NAMES = "metric-names"
+# Where a node keeps the secrets of a session of secure sums.
+LOCAL_SECRETS = "secure-sum-secrets"
+SUMS_REQUEST = "sums-request"
+MOMENT_SUMS = "moment-sums"
