@@ -16,6 +16,7 @@ from pathlib import Path
 from gems_flwr.disk.faults import file_fault
 from gems_flwr.errors import EmptyIntersectionError, GemsError, OptionError
 from gems_flwr.offline import aggregate_files, describe
+from gems_flwr.offline_totals import aggregate_total
 from gems_flwr.receipts import Receipt
 from gems_flwr.runtime.app_output import output_for
 from gems_flwr.runtime.flower_cli import COMPLETED, FlowerCli
@@ -72,6 +73,23 @@ def _parser() -> argparse.ArgumentParser:
         help="a node that leaves: its space is deleted, the model made anew from the others'; may "
         "be given several times",
     )
+    aggregate.add_argument(
+        "--total", type=Path, metavar="FILE", help="a kept total of sums, instead of space files"
+    )
+    aggregate.add_argument(
+        "--difference",
+        type=Path,
+        metavar="FILE",
+        help="what those who leave a total take out of it, signed by each",
+    )
+    aggregate.add_argument(
+        "--key",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="NODE.pub",
+        help="public key of a node that leaves a total; may be given several times",
+    )
     aggregate.add_argument("--classes", type=int, help="classes of the task (balls, ellipsoids)")
     aggregate.add_argument(
         "--keys",
@@ -127,6 +145,10 @@ def _refuse_apps(command: str, first: str = "", second: str = "", *_: str) -> No
 
 
 def _aggregate(options: argparse.Namespace) -> int:
+    if options.total is not None:
+        return _aggregate_total(options)
+    if options.difference is not None or options.key:
+        raise OptionError("--difference and --key are for --total: spaces are kept by node")
     result = aggregate_files(
         options.files,
         options.output,
@@ -153,6 +175,26 @@ def _aggregate(options: argparse.Namespace) -> int:
         print(f"  {node}: margin {margin:+.4g}")
     if result.receipt is not None:
         _print_receipt(result.receipt)
+    return 0
+
+
+def _aggregate_total(options: argparse.Namespace) -> int:
+    if options.files or options.add:
+        raise OptionError("a total is of sums, to which no space file can be added")
+    result = aggregate_total(
+        options.total,
+        options.output,
+        remove=options.remove,
+        difference=options.difference,
+        keys=options.key,
+        layer_keys=tuple(options.keys),
+        ridge=options.ridge,
+    )
+    seconds = result.aggregate.intersection.seconds
+    print(f"{options.output}: the total of {len(result.nodes)} nodes ({seconds:.2f} s)")
+    if result.receipt is not None:
+        _print_receipt(result.receipt)
+        print(result.receipt.note)
     return 0
 
 

@@ -232,7 +232,7 @@ class Gems(RoundLoop):
             self.request(node)
         check_publishing(
             self.publish_every,
-            hidden=self._space.is_summed,
+            hidden=self._space.is_summed or self._space.is_sketched,
             asks_more=self.audit or self.head == "auto" or self.on_empty == "retrain",
             fraction=self.fraction_train,
         )

@@ -5,7 +5,8 @@ from datetime import UTC, datetime
 
 import pytest
 from flwr.app import Message, RecordDict
-from helpers_blobs import blobs
+from flwr.clientapp import ClientApp
+from helpers_blobs import blobs, both_parts
 from helpers_gems import initial, linear_app
 from helpers_layerwise import initial as initial_network
 from helpers_layerwise import ready_app
@@ -13,12 +14,15 @@ from helpers_learners import initial as initial_walk
 from helpers_learners import walking_app
 
 from conftest import record_equal
+from gems_flwr.client.good_enough_mod import good_enough_mod
 from gems_flwr.client.limits import UNLIMITED
+from gems_flwr.client.secure_sum_mod import secure_sum_mod
 from gems_flwr.client.withdrawing import is_withdrawing
 from gems_flwr.errors import NotEnoughNodesError, OptionError, RoundFailedError
 from gems_flwr.receipts import load_receipts, model_digest, space_digest
 from gems_flwr.runtime.checkpoint import load_arrays
 from gems_flwr.runtime.inprocess_grid import InProcessGrid
+from gems_flwr.secure.secure_sum import SecureSum
 from gems_flwr.server.settings import Callback
 from gems_flwr.spaces.space_files import SpaceFolder
 from gems_flwr.strategies.dynamic_averaging import DynamicAveraging
@@ -233,6 +237,48 @@ def test_of_sums_that_were_only_kept_as_a_total_nothing_can_be_taken_out(tmp_pat
     assert "only the total" in receipt["note"]
     # And the others go on.
     assert result.details["refinement"][-1]["nodes"] == NODES - 1
+
+
+@pytest.mark.parametrize(
+    ("stage", "server_round", "forgotten"), [("keys", 1, True), ("score", 1, False)]
+)
+def test_who_leaves_a_secure_sum_is_missing_or_stays_in_the_total(
+    tmp_path, stage, server_round, forgotten
+):
+    """No second total is asked for without it: the difference would show what it had added."""
+    source = both_parts(node_data)
+    client = ClientApp(mods=[secure_sum_mod(), good_enough_mod(source, limits=UNLIMITED)])
+
+    @client.train()
+    def train(message, context):
+        raise NotImplementedError
+
+    leaving = Leaves(client, tmp_path, stage, server_round)
+    space = Cone(sums=True, sketch=4)
+    strategy = Gems(space=space, secure=SecureSum(), refine=2, verify=True)
+    result = strategy.start(leaving.grid(), initial())
+    [receipt] = result.details["withdrawals"]
+    assert receipt["forgotten"] is forgotten
+    assert ("only the total" in receipt["note"]) is not forgotten
+    asked = [what for node, _, what in leaving.asked if node == 0 and what == "moments"]
+    assert len(asked) == 4
+
+
+def test_refinement_by_secure_sums_goes_on_without_who_has_left(tmp_path):
+    source = both_parts(node_data)
+    client = ClientApp(mods=[secure_sum_mod(), good_enough_mod(source, limits=UNLIMITED)])
+
+    @client.train()
+    def train(message, context):
+        raise NotImplementedError
+
+    leaving = Leaves(client, tmp_path, "gradient", 2)
+    strategy = Gems(space=Cone(sums=True, sketch=4), secure=SecureSum(), refine=3)
+    result = strategy.start(leaving.grid(), initial())
+    [receipt] = result.details["withdrawals"]
+    assert not receipt["forgotten"]
+    assert result.details["refinement"][1]["nodes"] == NODES - 1
+    assert result.details["refinement"][1]["taken"]
 
 
 def test_the_balls_of_earlier_rounds_go_with_the_node(tmp_path):
