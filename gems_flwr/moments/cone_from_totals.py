@@ -76,7 +76,7 @@ def pooled_means(values: Mapping[str, Float], errors: Mapping[str, float]) -> Po
     SpaceError
         If there are no samples.
     """
-    counts = np.maximum(np.rint(values["counts"]), 0)
+    counts = counted(values, "sums")
     total, features = float(counts.sum()), len(values["sum"])
     if total < 1:
         raise SpaceError("counts", "at least one sample", total)
@@ -93,6 +93,12 @@ def pooled_means(values: Mapping[str, Float], errors: Mapping[str, float]) -> Po
     squares = values["squares"] - 2 * center * values["sum"] + total * center**2 + off
     standard = Standard(center, scale, total, np.maximum(squares, off) / scale**2)
     return PooledMeans(counts, means, within, standard)
+
+
+def counted(values: Mapping[str, Float], section: str) -> Float:
+    """Return the samples of each class; none of classes that have no such section."""
+    there = np.array([f"{section}-{label}" in values for label in range(len(values["counts"]))])
+    return np.where(there, np.maximum(np.rint(values["counts"]), 0), 0.0)
 
 
 def mean_columns(pooled: PooledMeans) -> QuantizedArray:
@@ -159,7 +165,7 @@ def cone_from_totals(
     epsilon : float
         As in `ClassMomentCone`.
     """
-    counts = np.maximum(np.rint(values["counts"]), 0)
+    counts = counted(values, "second")
     rank, scale = len(basis), pooled.standard.scale
     # The basis as it was rounded is only nearly orthonormal: U^T = Q R.
     orthonormal, triangle = np.linalg.qr(basis.T)
@@ -174,7 +180,7 @@ def cone_from_totals(
         matrix = inverse.T @ (second - np.outer(mean, mean)) @ inverse
         sizes, vectors = np.linalg.eigh(matrix)
         vectors = vectors * np.sqrt(np.maximum(sizes, 0))
-        inside += counts[label] / counts.sum() * vectors @ vectors.T
+        inside += counts[label] / counts.sum() * (vectors @ vectors.T)
         if counts[label] >= min_count:
             factors[int(label)] = orthonormal @ vectors * scale[:, None]
     along = np.einsum("ij,jk,ik->i", orthonormal, inside, orthonormal) * scale**2

@@ -105,6 +105,8 @@ class MomentExchanges:
         place, classes = (server_round, config), self.layer.num_classes
         sized = self._asked(place, "scale", nodes, scale_sections(classes, len(nodes)))
         counts, largest = np.rint(sized.values["counts"]), largest_of(sized.values["powers"])
+        if not counts.max(initial=0) > 0:
+            raise RoundFailedError("no class has enough samples on any node", [], ())
         try:
             sections = mean_sections(counts, self.layer.features, largest)
             total = self._asked(place, "means", self._ids(nodes, sized), sections)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Message, RecordDict
 
+from gems_flwr.errors import RoundFailedError
 from gems_flwr.intersect.refinement import Evaluation, points_at
 from gems_flwr.moments.refine_sections import (
     curvature_of,
@@ -23,6 +24,7 @@ from gems_flwr.moments.refine_sections import (
     rescaled,
 )
 from gems_flwr.secure.fixed_point import Section
+from gems_flwr.server.log import log_warning
 from gems_flwr.server.refining import BY_CLASS, RefineRound
 from gems_flwr.server.summing import Put, Summing, Total
 from gems_flwr.typing import Float
@@ -105,9 +107,14 @@ class SummedRefineRound(RefineRound):
         def check(content: RecordDict) -> None:
             self.backbones.refuse_lacking(content, self.layer.weight)
 
-        return self.summing.total(
-            self.strategy, server_round, nodes, sections, send, check=check, step=step
-        )
+        try:
+            return self.summing.total(
+                self.strategy, server_round, nodes, sections, send, check=check, step=step
+            )
+        except RoundFailedError as error:
+            # A secure sum that too few nodes are left to open: the layer stays as it is.
+            log_warning("not_opened", round=server_round, what=step, reason=str(error))
+            return Total({}, ())
 
     def _pooled(self, replies: Any) -> tuple[Evaluation, Float]:
         total, classes = replies, len(self.point)
