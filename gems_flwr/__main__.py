@@ -21,6 +21,7 @@ from gems_flwr.receipts import Receipt
 from gems_flwr.runtime.app_output import output_for
 from gems_flwr.runtime.flower_cli import COMPLETED, FlowerCli
 from gems_flwr.runtime.ready_simulations import COMMANDS, start_simulations
+from gems_flwr.server.leaving_runs import leave_run
 from gems_flwr.spaces.space_files import load_space
 
 
@@ -73,6 +74,14 @@ def _parser() -> argparse.ArgumentParser:
         help="a node that leaves: its space is deleted, the model made anew from the others'; may "
         "be given several times",
     )
+    aggregate.add_argument(
+        "--run",
+        type=Path,
+        dest="folder",
+        metavar="FOLDER",
+        help="checkpoint_dir of a run of Gems that has ended, to remove nodes from",
+    )
+    aggregate.add_argument("--layer", help="with --run: name of the output layer, if it needs one")
     aggregate.add_argument(
         "--total", type=Path, metavar="FILE", help="a kept total of sums, instead of space files"
     )
@@ -149,17 +158,23 @@ def _aggregate(options: argparse.Namespace) -> int:
         return _aggregate_total(options)
     if options.difference is not None or options.key:
         raise OptionError("--difference and --key are for --total: spaces are kept by node")
-    result = aggregate_files(
-        options.files,
-        options.output,
-        add=options.add,
-        remove=options.remove,
-        classes=options.classes,
-        keys=tuple(options.keys),
-        select=options.select,
-        on_empty=options.on_empty,
-        ridge=options.ridge,
-    )
+    how = {key: getattr(options, key) for key in ("select", "on_empty", "ridge")}
+    if options.folder is not None:
+        if options.files or options.add:
+            raise OptionError("no space file can be added to a run that has ended")
+        result = leave_run(
+            options.folder, options.remove, options.output, layer=options.layer, **how
+        )
+    else:
+        result = aggregate_files(
+            options.files,
+            options.output,
+            add=options.add,
+            remove=options.remove,
+            classes=options.classes,
+            keys=tuple(options.keys),
+            **how,
+        )
     found = result.aggregate.intersection
     for failure in result.rejected:
         print(f"left out: {failure}", file=sys.stderr)

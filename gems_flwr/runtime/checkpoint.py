@@ -124,6 +124,16 @@ class CheckpointFolder:
         # Replies of a round that is done are never looked for again: litter at worst.
         shutil.rmtree(self.folder / _INBOX, ignore_errors=True)
 
+    def replace_state(self, groups: Groups, meta: Mapping[str, Any]) -> None:
+        """Write another state of the same round; the inbox stays.
+
+        Raises
+        ------
+        DiskError
+            If it cannot be written; the state before it is unchanged.
+        """
+        save_arrays(self.folder / _FILE, groups, meta)
+
     def load(self) -> tuple[dict[str, dict[str, NDArray]], dict[str, Any]] | None:
         """Return the last saved state, or None where there is none yet."""
         path = self.folder / _FILE

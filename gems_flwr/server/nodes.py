@@ -96,7 +96,7 @@ class Nodes:
         if not name:
             # Flower writes times as ISO 8601 in UTC, whose order is that of the texts.
             return (1, 0, self._entries.get(node_id, ("", ""))[1], node_id)
-        return (0, int(name), name, node_id) if name.isdecimal() else (2, 0, name, node_id)
+        return (*name_order(name), node_id)
 
     def take_disputes(self) -> tuple[NameDispute, ...]:
         """Return who called itself by another's name since this was last asked."""
@@ -299,6 +299,13 @@ class Nodes:
                 dispute = NameDispute(self.name(node), claim, self.name(rival))
                 self._disputes.append(dispute)
                 log_warning("name_disputed", **asdict(dispute))
+
+
+def name_order(name: str) -> tuple[int, int, str]:
+    """Return the key by which names are sorted: numbers by value, then others by alphabet."""
+    if _ID_AT_THE_END.match(name):
+        return (1, 0, name)  # no name of its own
+    return (0, int(name), name) if name.isdecimal() else (2, 0, name)
 
 
 def _other(nodes: Iterable[int | None], node: int) -> int | None:

@@ -193,7 +193,12 @@ def refined_anew(state: ServerState, server_round: int, first_round: int) -> dic
     reason = "the model was made anew without nodes that have left"
     note = {"round": server_round, "nodes": 0, "taken": False, "reason": reason}
     told = state.details.get("refinement", [])
-    return {_ANEW: server_round - first_round, "refinement": [*told, note]}
+    return {**begun_anew(server_round, first_round), "refinement": [*told, note]}
+
+
+def begun_anew(server_round: int, first_round: int) -> dict[str, Any]:
+    """Return the detail by which refinement has all its rounds again after a round."""
+    return {_ANEW: server_round - first_round}
 
 
 def rounds_again(details: Mapping[str, Any]) -> int:
