@@ -3,7 +3,8 @@
 ``run``, ``report`` and ``reproduce`` are the ready simulations, each with options of its own
 (``gems-flwr run --help``). ``submit`` submits a Flower app to a SuperLink, follows its log, and
 ends with a status that tells success from failure. ``aggregate A B -o model.safetensors``
-aggregates space files and ``--remove`` takes a node out again; ``show`` says what one holds.
+aggregates space files and ``--remove`` takes a node out again; ``show`` says what one holds,
+``inspect`` what it gives away.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from gems_flwr.disk.faults import file_fault
 from gems_flwr.errors import EmptyIntersectionError, GemsError, OptionError
+from gems_flwr.inspect_command import add_inspect
 from gems_flwr.offline import aggregate_files, describe
 from gems_flwr.offline_totals import aggregate_total
 from gems_flwr.receipts import Receipt
@@ -30,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Returns 0 for success, 1 for a run that failed, 2 for bad input, 3 for an empty intersection,
-    130 if it was interrupted.
+    4 for a space that gives a class away (``inspect``), 130 if it was interrupted.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -125,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     show = commands.add_parser("show", help="say what a space file holds and reveals")
     show.add_argument("files", nargs="+", type=Path, help="space files")
     show.set_defaults(run=_show)
+    add_inspect(commands)
 
     submit = commands.add_parser("submit", help="flwr run, follow the log, and tell how it ended")
     submit.add_argument("app", nargs="?", default=".", help="folder of the Flower app")

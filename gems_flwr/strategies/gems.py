@@ -23,7 +23,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from gems_flwr.errors import DiskError
+from gems_flwr.errors import DiskError, RoundFailedError
 from gems_flwr.intersect.aggregate import (
     Aggregate,
     Spaces,
@@ -43,7 +43,6 @@ from gems_flwr.networks.backbone import SplitModel
 from gems_flwr.networks.layers import layers_below_output
 from gems_flwr.receipts import samples_of
 from gems_flwr.samples import Samples
-from gems_flwr.secure.fixed_point import Section
 from gems_flwr.server.backbone_sending import BackboneMode, BackboneSender
 from gems_flwr.server.client_metrics import mean_reports
 from gems_flwr.server.gems_options import (
@@ -68,9 +67,9 @@ from gems_flwr.server.refining import reason_to_stop as refined_enough
 from gems_flwr.server.screening import plausible, unchecked_details
 from gems_flwr.server.state import RoundOutcome, ServerState
 from gems_flwr.server.summed_counts import count_sections, counts_of, score_of
+from gems_flwr.server.summed_exchange import SummedExchange
 from gems_flwr.server.summed_moments import MomentExchanges, SummedMoments
 from gems_flwr.server.summed_refining import SummedRefineRound
-from gems_flwr.server.summing import Put, Total
 from gems_flwr.server.withdrawing import (
     Forgotten,
     HeldSpaces,
@@ -143,7 +142,8 @@ class Gems(RoundLoop):
     public : pair of arrays, optional
         Public inputs of the output layer, and their classes; needed for `tune`.
     verify : bool, default False
-        Whether every node is asked how accurate the result is on its own held-out data.
+        Whether every node is asked how accurate the result is on its own held-out data; with a
+        `Cone` of sums and a sketch, all together (`details["score"]`).
     robust : bool, optional
         Whether each node's space is held against those of the others before it counts; see
         `intersect.screen_spaces`. Who is left out, or counts for less, is in the details, and
@@ -354,8 +354,11 @@ class Gems(RoundLoop):
         """Find the moments of all nodes together, in sums over nodes."""
         nodes = self.choose_nodes(server_round, grid, self.fraction_train, TRAIN)
         model = SplitModel.of(arrays, layer.keys)
-        exchanges = MomentExchanges(self, self.sums, self._backbones, model, layer, space)
-        return exchanges.play(server_round, nodes, config)
+        exchange = self._to_sum(server_round, model, config)
+        return MomentExchanges(exchange, layer, space).play(nodes)
+
+    def _to_sum(self, server_round: int, model: SplitModel, config: ConfigRecord) -> SummedExchange:
+        return SummedExchange(self, self.sums, self._backbones, server_round, model, config)
 
     def _refined(
         self,
@@ -377,7 +380,9 @@ class Gems(RoundLoop):
         about = (self, self._backbones, options, memory, state.arrays, layer)
         this = RefineRound(*about)
         if isinstance(self._space, Cone) and self._space.is_sketched:
-            this = SummedRefineRound(self.sums, self._space.min_count, *about)
+            this = SummedRefineRound(
+                self.sums, None if self.secure else self._space.min_count, *about
+            )
         found = this.play(server_round, grid, train_config, state.details.get("refinement", []))
         self._publisher.publish(self._exchange, found.arrays, memory.members)
         details = {**found.details, **self._publisher.details(state.details)}
@@ -435,21 +440,22 @@ class Gems(RoundLoop):
             for each in choice.candidates.values()
         ]
 
-        def ask(message: Message) -> None:
-            ask_for_choice(message.content, choice.request, [model.head for model in models])
+        def ask(content: RecordDict) -> None:
+            ask_for_choice(content, choice.request, [model.head for model in models])
 
         def unpack(content: RecordDict) -> Counts:
             self._backbones.refuse_lacking(content, layer.weight)
             return unpack_choice_reply(content, choice.request, layer.num_classes)
 
+        nodes = self.choose_nodes(server_round, grid, 1.0, EVALUATE)
         if self._space.is_sketched:
             groups = layer.num_classes if choice.request.by_class else 1
             sections = count_sections(len(models), groups)
-            total = self._counted(server_round, grid, models[0], config, ask, sections, "choice")
+            exchange = self._to_sum(server_round, models[0], config)
+            total = exchange.total(nodes, ask, sections, "choice")
             return choice.decided({"all nodes": counts_of(total)} if total else {}, found, None)
-        nodes = self.choose_nodes(server_round, grid, 1.0, EVALUATE)
         replies = self._backbones.collect(
-            self, server_round, nodes, models[0], config, ask, "choice"
+            self, server_round, nodes, models[0], config, lambda m: ask(m.content), "choice"
         )
         counts = {answer.node: answer.value for answer in self.accept(replies, unpack)}
         return choice.decided(counts, found, self.max_examples)
@@ -648,36 +654,14 @@ class Gems(RoundLoop):
         if not self._space.is_sketched:
             return {"node_scores": self._scores(server_round, grid, model, config, step)}
 
-        def ask(message: Message) -> None:
-            ask_for_score(message.content)
-
-        total = self._counted(server_round, grid, model, config, ask, count_sections(), step)
-        return {"score": score_of(total)}
-
-    def _counted(
-        self,
-        server_round: int,
-        grid: Grid,
-        model: SplitModel,
-        config: ConfigRecord,
-        ask: Callable[[Message], None],
-        sections: Sequence[Section],
-        step: str,
-    ) -> Total:
-        """Return counts over the held-out data of all nodes."""
         nodes = self.choose_nodes(server_round, grid, 1.0, EVALUATE)
-
-        def send(receivers: Sequence[int], put: Put) -> list[Message]:
-            def both(message: Message) -> None:
-                ask(message)
-                put(message)
-
-            return self._backbones.collect(self, server_round, receivers, model, config, both, step)
-
-        def check(content: RecordDict) -> None:
-            self._backbones.refuse_lacking(content, next(iter(model.head)))
-
-        return self.sums.total(self, server_round, nodes, sections, send, check=check, step=step)
+        exchange = self._to_sum(server_round, model, config)
+        try:
+            return {"score": score_of(exchange.total(nodes, ask_for_score, count_sections(), step))}
+        except RoundFailedError as error:
+            # The model is there; what is missing is the nodes' word on it.
+            log_warning("not_opened", round=server_round, what=step, reason=str(error))
+            return {"score": None}
 
     def _scores(
         self, server_round: int, grid: Grid, model: SplitModel, config: ConfigRecord, step: str
