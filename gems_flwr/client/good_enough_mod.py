@@ -31,6 +31,7 @@ from gems_flwr.client.loss_answers import answer_gradient, answer_losses
 from gems_flwr.client.neuron_building import build_neurons
 from gems_flwr.client.node_backbone import complete_model
 from gems_flwr.client.privacy_ledger import spend
+from gems_flwr.client.private_sum_answers import answer_private_sum
 from gems_flwr.errors import ModelError
 from gems_flwr.keyword_hints import refuse_keywords
 from gems_flwr.networks.frozen_watch import watch_frozen
@@ -71,10 +72,12 @@ from gems_flwr.wire.handler_metrics import put_handler_metrics
 from gems_flwr.wire.keys import RUN_SEED, SERVER_ROUND
 from gems_flwr.wire.model_replies import instruction_config
 from gems_flwr.wire.neuron_replies import pack_neurons_reply
+from gems_flwr.wire.private_sum_requests import PrivateSum, requested_private_sum, take_center
 from gems_flwr.wire.records import only_model, to_numpy
 from gems_flwr.wire.requests import NeuronRequest
 from gems_flwr.wire.space_replies import pack_score_reply, pack_space_reply
 from gems_flwr.wire.space_requests import NodeLayer, SpaceRequest
+from gems_flwr.wire.summands import requested_layout
 from gems_flwr.wire.width_replies import pack_widths_reply
 
 DataSource = Callable[[Context], Any]
@@ -143,13 +146,15 @@ def good_enough_mod(
         bounds.check_message(message)
         request, neurons = requested_space(content), requested_neurons(content)
         of_loss = requested_gradient(content) or requested_losses(content)
-        choice = requested_choice(content)
-        if request or neurons or of_loss or choice or wants_score(content):
+        choice, private = requested_choice(content), requested_private_sum(content)
+        if request or neurons or of_loss or choice or private or wants_score(content):
             refuse_bypass(call_next)
         if request is not None:
             return space_reply(request, bounds, message, context, call_next)
         if of_loss is not None:
             return loss_reply(of_loss, bounds, message, context)
+        if private is not None:
+            return private_reply(private, bounds, message, context)
         if neurons is not None:
             return neurons_reply(neurons, message, context, call_next)
         if choice is not None:
@@ -281,6 +286,33 @@ def good_enough_mod(
             noise_seed = seed if request.dp_seeded else None
             counts = Counts(*request.private.noised(counts.seen, counts.right, noise_seed))
         return Message(pack_choice_reply(counts, name=name), reply_to=message)
+
+    def private_reply(
+        request: PrivateSum, bounds: NodeLimits, message: Message, context: Context
+    ) -> Message:
+        layout = requested_layout(message.content)
+        if layout is None:
+            raise ModelError("the server asks for a sum and does not say how it is written")
+        center = take_center(message.content)
+        whole = complete_model(message, context, model)
+        if whole is None:
+            return lacks_backbone(message, context)
+        reader, chosen, output = read_output(whole.arrays, "train", context)
+        whole.check_output(output)
+        name = node_name(context)
+        content = answer_private_sum(
+            request,
+            center,
+            layout,
+            whole.arrays,
+            output,
+            reader.read(chosen, output),
+            bounds,
+            context,
+            name=name,
+            seed=derive_seed(_run_seed(message), "sum", request.stage, _round(message), name),
+        )
+        return Message(content, reply_to=message)
 
     def lacks_backbone(message: Message, context: Context) -> Message:
         return Message(pack_needs_backbone(node_name(context)), reply_to=message)

@@ -34,10 +34,12 @@ from gems_flwr.typing import Float
 # Of the typical distance from the mean: where centred inputs are clipped.
 REACH = 0.8
 # Of a sample's gradient, in units of clipped inputs.
-LONGEST = 0.3
+LONGEST = 0.25
 # Logits of the first layer over least squares on one-hot labels.
 _STEEPER = 6.0
-RATE, MOMENTUM, DAMPING = 24.0, 0.85, 0.015
+RATE, MOMENTUM = 40.0, 0.85
+# Without noise, and for each unit of it.
+DAMPING, NOISE_DAMPING = 0.008, 70.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -129,19 +131,32 @@ class Stepping:
         Weights of centred inputs over their clip, and of the constant.
     momentum : array of shape (C, D + 1)
         The last step.
+    damping : float
+        Of all steps, above 0.
     """
 
     layer: Float
     momentum: Float
+    damping: float
 
     @classmethod
-    def first(cls, means: NoisyMeans, spread: Spread) -> Stepping:
-        """Return least squares on one-hot labels."""
+    def first(cls, means: NoisyMeans, spread: Spread, noise: float) -> Stepping:
+        """Return least squares on one-hot labels.
+
+        Parameters
+        ----------
+        means, spread
+            What is known of the data.
+        noise : float
+            Deviation of the numbers of the mean gradients that will follow, in units of their clip
+            `LONGEST`; at least 0.
+        """
         features = means.means.shape[1]
         shares = means.counts / means.total
         off = (means.means - means.center) / means.clip
         joint = np.column_stack([shares[:, None] * off, shares * constant(features)])
-        return cls(_STEEPER * spread.solve(joint, DAMPING), np.zeros_like(joint))
+        damping = DAMPING + NOISE_DAMPING * noise
+        return cls(_STEEPER * spread.solve(joint, damping), np.zeros_like(joint), damping)
 
     @property
     def ahead(self) -> Float:
@@ -151,8 +166,8 @@ class Stepping:
     def stepped(self, gradient: Float, spread: Spread, samples: float) -> Stepping:
         """Step along a total of `whole_sums.gradient_sums`, taken at `ahead`."""
         mean = gradient * (gradient_unit(LONGEST) / samples)
-        step = MOMENTUM * self.momentum - RATE * spread.solve(mean, DAMPING)
-        return Stepping(self.layer + step, step)
+        step = MOMENTUM * self.momentum - RATE * spread.solve(mean, self.damping)
+        return Stepping(self.layer + step, step, self.damping)
 
 
 def plain_layer(layer: Float, center: Float, clip: float) -> tuple[Float, Float]:

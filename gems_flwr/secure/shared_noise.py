@@ -8,12 +8,22 @@ opened with, less those who collude with the server (who know their own shares a
 them). `SharedNoise` finds the share for that, and says what is left if there are more of them.
 
 Accounting. Sums are whole numbers whose sensitivity is exact (`gems_flwr.moments.whole_sums`), and the
-noise is that of `gems_flwr.secure.discrete_gaussian`. The sum of discrete Gaussians is next to
-one of the summed variance (Kairouz, Liu and Steinke 2021, Theorem 9), and that next to a rounded
-Gaussian; `distance` bounds both in total variation, over all numbers. A release is taken for the
-rounded Gaussian, whose releases compose by their squared mu (see `gems_flwr.moments.private_release`;
-rounding is post-processing), and a hundredth of delta pays for the distance. Whether a number wraps in
-its ring is post-processing, too: it costs digits, never privacy.
+noise is that of `gems_flwr.secure.discrete_gaussian`. A release is taken for one with a Gaussian
+that is rounded afterwards: rounding is post-processing, and such releases compose by their squared
+mu (see `gems_flwr.moments.private_release`). What makes the difference are factors next to 1:
+
+- A sum of n discrete Gaussians of deviation s is within ``exp(+-10 sum_k exp(-2 pi^2 s^2 k/(k+1)))``
+  of one of n times the variance (Kairouz, Liu and Steinke 2021, *The Distributed Discrete Gaussian
+  Mechanism*); below 1e-15 for s from 2 on.
+- With u uniform on a cell around x, the rounded Gaussian has there the density at x times
+  ``E cosh(x u / s^2) exp(-u^2 / 2 s^2)``, from ``exp(-1 / 24 s^2)`` (Jensen; cosh is above 1) to
+  ``exp(x^2 / 24 s^4)`` (``sinh(a/2) / (a/2) <= exp(a^2 / 24)``), and the sum of squares of d
+  Gaussians is below ``d + 2 sqrt(d t) + 2 t`` but with a chance of ``exp(-t)`` (Laurent and Massart
+  2000). By Poisson's formula the discrete Gaussian's norm is that of the density but for the same
+  1e-15.
+
+`epsilon_cost` adds these up; a thousandth of epsilon and a hundredth of delta pay for them. Whether a
+number wraps in its ring is post-processing, too: it costs digits, never privacy.
 """
 
 from __future__ import annotations
@@ -25,12 +35,13 @@ import numpy as np
 
 from gems_flwr.errors import OptionError
 from gems_flwr.moments.private_release import gaussian_noise, spent_epsilon
-from gems_flwr.secure.discrete_gaussian import FLOAT_DISTANCE
 
 # Of a node's share, on the grid: below, a sum of discrete Gaussians is something else.
 SMALLEST_SHARE = 2.0
-# Part of delta that pays for what noise is not exactly Gaussian.
-DELTA_PART = 0.01
+# Parts that pay for what noise is not exactly Gaussian.
+EPSILON_PART, DELTA_PART = 0.001, 0.01
+# Minus the logarithm of the chance that squares add up to more than is assumed.
+_TAIL = 60.0
 # Chance that any number of a total leaves its ring because of the noise.
 WRAP_CHANCE = 1e-12
 
@@ -66,7 +77,7 @@ class SharedNoise:
     >>> noise.honest
     5
     >>> round(noise.epsilon_left(honest=5), 2), round(noise.epsilon_left(honest=4), 2)
-    (1.0, 1.14)
+    (1.0, 1.13)
     """
 
     epsilon: float
@@ -105,7 +116,8 @@ class SharedNoise:
     @property
     def squared_mu(self) -> float:
         """What all releases together may spend."""
-        return 1 / gaussian_noise(self.epsilon, (1 - DELTA_PART) * self.delta, 1.0) ** 2
+        epsilon, delta = (1 - EPSILON_PART) * self.epsilon, (1 - DELTA_PART) * self.delta
+        return 1 / gaussian_noise(epsilon, delta, 1.0) ** 2
 
     def share(self, part: float) -> float:
         """Return the deviation of one node's noise in a release, in units of its sensitivity.
@@ -120,27 +132,25 @@ class SharedNoise:
     def epsilon_left(self, honest: int) -> float:
         """Return the epsilon that holds if so many shares of the noise count, at least 1."""
         spent = self.squared_mu * self.honest / honest
-        return spent_epsilon(spent, (1 - DELTA_PART) * self.delta)
+        return spent_epsilon(spent, (1 - DELTA_PART) * self.delta) / (1 - EPSILON_PART)
 
-    def check_distance(self, distance: float) -> None:
+    def check_cost(self, cost: float) -> None:
         """Refuse noise that is too coarse on its grid to count as Gaussian.
 
         Parameters
         ----------
-        distance : float
-            Of all releases together; see `distance`.
+        cost : float
+            Of all releases together; see `epsilon_cost`.
 
         Raises
         ------
         OptionError
-            If delta cannot pay for it.
+            If the part of epsilon that is set aside does not pay for it.
         """
-        # P(A) <= Q(A) + t <= e^eps Q'(A) + delta + t <= e^eps P'(A) + delta + (1 + e^eps) t.
-        cost = (1 + math.exp(min(self.epsilon, 700.0))) * distance
-        if not cost <= DELTA_PART * self.delta:
+        if not (cost <= EPSILON_PART * self.epsilon and self.epsilon <= _TAIL / 2):
             raise OptionError(
-                f"noise on so coarse a grid costs {cost:.2g} of a delta of {self.delta:g}: "
-                "a smaller epsilon, or a larger delta"
+                f"epsilon must be at most {_TAIL / 2:g}, and noise above a few steps of the grid, "
+                f"got {self.epsilon:g} and noise whose rounding costs {cost:.2g} of it"
             )
 
 
@@ -157,17 +167,17 @@ def squared_mu_of(share: float, honest: int) -> float:
     return 1 / (honest * share**2)
 
 
-def distance(numbers: int, share: float, nodes: int) -> float:
-    """Return how far a total's noise is from a rounded Gaussian, in total variation, at most.
+def epsilon_cost(numbers: int, share: float, nodes: int) -> float:
+    """Return what it costs of epsilon that a total's noise is not a rounded Gaussian, at most.
 
     Parameters
     ----------
     numbers : int
         In the total.
     share : float
-        Deviation of every node's share, in steps of the grid.
+        Deviation of every node's share, in steps of the grid; the least of them.
     nodes : int
-        How many shares.
+        How many shares count.
 
     Raises
     ------
@@ -180,12 +190,13 @@ def distance(numbers: int, share: float, nodes: int) -> float:
             f"got {share:.3g}"
         )
     k = np.arange(1, nodes)
-    summed = numbers * 10 * float(np.exp(-2 * (math.pi * share) ** 2 * k / (k + 1)).sum())
-    # A cell's share of the Gaussian and the density at its middle differ by a part
-    # (x^2 / sigma^2 - 1) / (24 sigma^2), so their divergence is 1 / (576 sigma^4), for which we
-    # take twice as much; Pinsker's inequality makes a distance of it.
-    rounded = math.sqrt(numbers / 576) / (nodes * share**2)
-    return summed + rounded + numbers * nodes * FLOAT_DISTANCE
+    summed = 20 * numbers * float(np.exp(-2 * (math.pi * share) ** 2 * k / (k + 1)).sum())
+    variance = nodes * share**2
+    squares = numbers + 2 * math.sqrt(numbers * _TAIL) + 2 * _TAIL
+    # Rounding moves each number by half a step at most.
+    longest = math.sqrt(squares) + math.sqrt(numbers / variance) / 2
+    norm = 4 * numbers * math.exp(-2 * math.pi**2 * variance)
+    return summed + norm + (numbers + longest**2) / (24 * variance)
 
 
 def tail(numbers: int, deviation: float) -> float:

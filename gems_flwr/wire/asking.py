@@ -10,6 +10,8 @@ a space         ``space-request``
 a score         ``verify``, and ``score-request`` if the score is to be noised
 a gradient      ``gradient-request``; an ArrayRecord ``refinement`` beside it
 losses          ``losses-request``, likewise
+a noisy sum     ``private-sum-request`` and ``sum-layout``; an ArrayRecord
+                ``private-sum`` with the center, but for the first one
 a choice        ``choice-request``; an ArrayRecord ``candidates`` with all layers
                 (see `gems_flwr.wire.choice_messages`)
 neurons         ``neuron-request``, and ``frozen-layers``

@@ -98,3 +98,6 @@ MODEL_SUMMAND = "model-summand"
 METRIC_NAMES = "metric-names"
 # Where a node keeps the secrets of a session of secure sums.
 LOCAL_SECRETS = "secure-sum-secrets"
+PRIVATE_SUM_REQUEST = "private-sum-request"
+PRIVATE_SUM = "private-sum"
+CENTER = "center"

@@ -16,6 +16,7 @@ from gems_flwr.wire.asking import (
 from gems_flwr.wire.choice_messages import requested_choice
 from gems_flwr.wire.gradient_requests import requested_gradient, requested_losses
 from gems_flwr.wire.keys import SHARE_EXAMPLES
+from gems_flwr.wire.private_sum_requests import requested_private_sum
 from gems_flwr.wire.requests import AveragingRequest, ModelsRequest
 from gems_flwr.wire.secure_messages import MaskStage, stage_word
 
@@ -25,10 +26,10 @@ def purpose_of(message: Message) -> str:
 
     ``train`` and ``evaluate`` are what an ordinary handler does. Most of what this library asks
     for travels in train messages as well, and has words of its own: ``names``, ``space``,
-    ``score``, ``choice``, ``gradient``, ``losses``, ``neurons``, ``statistics``; for local learners
-    ``models`` (that nodes have) and ``delivery`` (of an average); for several models ``holdings``,
-    ``losses``, ``norms`` and ``models``; and for secure sums ``keys``, ``shares``, ``confirm`` and
-    ``reveal``.
+    ``score``, ``choice``, ``gradient``, ``losses``, ``sum``, ``neurons``, ``statistics``; for local
+    learners ``models`` (that nodes have) and ``delivery`` (of an average); for several models
+    ``holdings``, ``losses``, ``norms`` and ``models``; and for secure sums ``keys``, ``shares``,
+    ``confirm`` and ``reveal``.
 
     Examples
     --------
@@ -51,6 +52,7 @@ def purpose_of(message: Message) -> str:
         "space": requested_space(content) is not None,
         "gradient": requested_gradient(content) is not None,
         "losses": requested_losses(content) is not None,
+        "sum": requested_private_sum(content) is not None,
         "neurons": requested_neurons(content) is not None,
         "score": wants_score(content),
         "choice": requested_choice(content) is not None,
