@@ -28,6 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from gems_flwr.disk.faults import file_fault
 from gems_flwr.errors import GemsError
+from gems_flwr.secure.secure_sum import SecureSum
 from simulations.experiment.training import TrainOptions
 from simulations.flat_options import flat_strategy, new_form
 from simulations.options import MultiModelConfig, StreamConfig
@@ -110,6 +111,7 @@ class RunConfig:
     multi_model: MultiModelConfig = field(default_factory=MultiModelConfig)
     train: dict[str, Any] = field(default_factory=dict)
     backend: BackendConfig = field(default_factory=BackendConfig)
+    secure: dict[str, Any] = field(default_factory=dict)
     strategy: dict[str, Any] = field(default_factory=dict)
     dataset: dict[str, Any] = field(default_factory=dict)
     partition: dict[str, Any] = field(default_factory=dict)
@@ -156,6 +158,9 @@ class RunConfig:
         if values["strategy"].get("converged") is False:
             # What strategy=global was before it had the option, and the papers' rows still are.
             del values["strategy"]["converged"]
+        if not self.secure:
+            # Likewise: there was a time without.
+            del values["secure"]
         if not self.multi_model.tasks:
             # Without tasks it means nothing, and runs made before it existed keep their names.
             del values["multi_model"]
@@ -189,12 +194,15 @@ def variant_of(config: RunConfig) -> str:
         "stream": main["stream"] | chosen.get("stream", {}),
         "multi_model": main["multi_model"] | chosen.get("multi_model", {}),
     }
+    changed = []
+    if config.secure:
+        defaults["secure"] = _load("secure", "sum")
+        changed.append("secure=sum")
     for group in ("dataset", "partition", "model"):
         path = CONFIG_DIR / group / f"{config.names[group]}.yaml"
         defaults[group] = OmegaConf.to_container(OmegaConf.load(path))  # type: ignore[assignment]
     values = asdict(config)
     values["strategy"] = flat_strategy(config.strategy)
-    changed = []
     for section, options in defaults.items():
         prefix = "" if section in ("strategy", "") else f"{section}."
         now = values[section] if section else values
@@ -267,6 +275,8 @@ def to_run_config(config: DictConfig, choices: Mapping[str, Any] | None = None) 
     for group in ("strategy", "dataset", "partition", "model"):
         check_options(group, own[group], get_object(own[group]["_target_"]))
     check_options("train", own["train"], TrainOptions)
+    if own.get("secure"):
+        check_options("secure", own["secure"], SecureSum)
     for number, rule in enumerate(own["stop"].rules):
         section = f"stop.rules[{number}]"
         _require(section, rule, "_target_" in rule, "an object with a _target_")

@@ -28,10 +28,16 @@ from gems_flwr.client.candidates import judge_candidates
 from gems_flwr.client.fault_reply_mod import fault_reply_mod, node_name
 from gems_flwr.client.limits import NodeLimits, refuse_bypass
 from gems_flwr.client.loss_answers import answer_gradient, answer_losses
+from gems_flwr.client.masking import masked_with
 from gems_flwr.client.neuron_building import build_neurons
 from gems_flwr.client.node_backbone import complete_model
 from gems_flwr.client.privacy_ledger import spend
 from gems_flwr.client.private_sum_answers import answer_private_sum
+from gems_flwr.client.summand_answers import (
+    answer_moment_sums,
+    answer_summed_counts,
+    answer_summed_loss,
+)
 from gems_flwr.errors import ModelError
 from gems_flwr.keyword_hints import refuse_keywords
 from gems_flwr.networks.frozen_watch import watch_frozen
@@ -71,6 +77,7 @@ from gems_flwr.wire.gradient_requests import (
 from gems_flwr.wire.handler_metrics import put_handler_metrics
 from gems_flwr.wire.keys import RUN_SEED, SERVER_ROUND
 from gems_flwr.wire.model_replies import instruction_config
+from gems_flwr.wire.moment_requests import MomentSums, requested_moment_sums, take_directions
 from gems_flwr.wire.neuron_replies import pack_neurons_reply
 from gems_flwr.wire.private_sum_requests import PrivateSum, requested_private_sum, take_center
 from gems_flwr.wire.records import only_model, to_numpy
@@ -146,11 +153,15 @@ def good_enough_mod(
         bounds.check_message(message)
         request, neurons = requested_space(content), requested_neurons(content)
         of_loss = requested_gradient(content) or requested_losses(content)
-        choice, private = requested_choice(content), requested_private_sum(content)
-        if request or neurons or of_loss or choice or private or wants_score(content):
+        choice, moments = requested_choice(content), requested_moment_sums(content)
+        private = requested_private_sum(content)
+        sums = moments or private
+        if request or sums or neurons or of_loss or choice or wants_score(content):
             refuse_bypass(call_next)
         if request is not None:
             return space_reply(request, bounds, message, context, call_next)
+        if moments is not None:
+            return moments_reply(moments, bounds, message, context)
         if of_loss is not None:
             return loss_reply(of_loss, bounds, message, context)
         if private is not None:
@@ -202,6 +213,30 @@ def good_enough_mod(
             put_handler_metrics(packed, reply.content)
         return Message(packed, reply_to=message)
 
+    def moments_reply(
+        request: MomentSums, bounds: NodeLimits, message: Message, context: Context
+    ) -> Message:
+        layout = requested_layout(message.content)
+        if layout is None:
+            raise ModelError("the server asks for sums and does not say how they are written")
+        directions = take_directions(message.content, request)
+        whole = complete_model(message, context, model)
+        if whole is None:
+            return lacks_backbone(message, context)
+        reader, chosen, output = read_output(whole.arrays, "train", context)
+        whole.check_output(output)
+        content = answer_moment_sums(
+            request,
+            directions,
+            layout,
+            reader.read(chosen, output),
+            output.num_classes,
+            bounds,
+            name=node_name(context),
+            masked=masked_with() > 0,
+        )
+        return Message(content, reply_to=message)
+
     def neurons_reply(
         request: NeuronRequest, message: Message, context: Context, call_next: ClientAppCallable
     ) -> Message:
@@ -239,6 +274,9 @@ def good_enough_mod(
         reader, held_out, output = read_output(received, "validation", context)
         whole.check_output(output)
         score, total = _score(received, output, reader, held_out)
+        if (layout := requested_layout(message.content)) is not None:
+            counts = Counts(np.array([float(total)]), np.array([[float(round(score * total))]]))
+            return Message(answer_summed_counts(counts, layout, name=name), reply_to=message)
         if request.private is not None:
             spend(request.private.squared_mu, bounds, context)
             seed = derive_seed(_run_seed(message), "score", _round(message), name)
@@ -260,7 +298,10 @@ def good_enough_mod(
         reader, chosen, output = read_output(whole.arrays, "train", context)
         whole.check_output(output)
         about = (beside, whole.arrays, output, reader.read(chosen, output))
-        if isinstance(request, GradientRequest):
+        if (layout := requested_layout(message.content)) is not None:
+            masked = masked_with() > 0
+            content = answer_summed_loss(request, *about, bounds, layout, name=name, masked=masked)
+        elif isinstance(request, GradientRequest):
             content = answer_gradient(request, *about, bounds, name=name)
         else:
             content = answer_losses(request, *about, name=name)
@@ -280,6 +321,8 @@ def good_enough_mod(
             candidates, output, reader.read(held_out, output), by_class=request.by_class
         )
         name = node_name(context)
+        if (layout := requested_layout(message.content)) is not None:
+            return Message(answer_summed_counts(counts, layout, name=name), reply_to=message)
         if request.private is not None:
             spend(request.private.squared_mu, bounds, context)
             seed = derive_seed(_run_seed(message), "choice", _round(message), name)

@@ -30,9 +30,15 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from flwr.app import Message
+from numpy.typing import NDArray
 
 from gems_flwr.errors import BypassedPrivacyError, OptionError, RefusedError
-from gems_flwr.moments.automatic_rank import allowed_rank, may_send_full, smallest_count
+from gems_flwr.moments.automatic_rank import (
+    NUMBERS_PER_SAMPLE,
+    allowed_rank,
+    may_send_full,
+    smallest_count,
+)
 from gems_flwr.moments.class_sums import ClassSums
 from gems_flwr.moments.cone_building import MIN_COUNT
 from gems_flwr.moments.small_means import MEAN_COUNT, MeanRule
@@ -173,6 +179,70 @@ class NodeLimits:
         """Fewest samples of a class in sums, if the node has opened them; else the request's."""
         return self.min_count if self.largest_rank == "full" else None
 
+    def least_for_sums(self, asked: int | None) -> int:
+        """Return how many samples of a class there must be for it to be in a sum.
+
+        Raises
+        ------
+        RefusedError
+            If the server asks for fewer than the node allows.
+        """
+        if asked is not None and asked < self.min_count:
+            raise RefusedError("min_count", f"it is {self.min_count}, the server asks for {asked}")
+        return self.least_in_sums or asked or max(MIN_COUNT, self.min_count)
+
+    def check_summand(
+        self, stage: str, counts: NDArray[Any], features: int, directions: int, *, masked: bool
+    ) -> None:
+        """Look at a summand of class moments that is about to leave the node.
+
+        Unmasked it may tell no more than moments of the node's own could: exact means of classes
+        with more samples than features, and as many directions as samples allow.
+
+        Parameters
+        ----------
+        stage : {"scale", "means", "sketch", "covariances"}
+            What is told; see `gems_flwr.moments.moment_sums`.
+        counts : int array of shape (C,)
+            Samples of each class; classes without any are not told.
+        features : int
+            Inputs of the layer.
+        directions : int
+            How many directions are told of all samples, or of every class.
+        masked : bool
+            Whether nobody sees the summand itself.
+
+        Raises
+        ------
+        RefusedError
+            If it is more than the node allows.
+        """
+        if self.require_dp:
+            raise RefusedError("require_dp", "sums of moments without noise")
+        if masked or self.largest_rank == "full" or stage == "scale":
+            return
+        groups = {"all classes": int(counts.sum())}
+        if stage != "sketch":
+            groups = {f"class {c}": int(n) for c, n in enumerate(counts) if n}
+        for group, count in groups.items():
+            if not count:
+                continue
+            most = allowed_rank(count, features) if self.rank_cap is None else self.rank_cap
+            few = stage == "means" and features > NUMBERS_PER_SAMPLE * count
+            if few and self.largest_rank == "auto":
+                raise RefusedError(
+                    "largest_rank",
+                    f"an exact mean of {features} features, {group} has {count} samples; ask with "
+                    "masks, or for rank='auto' without sums",
+                )
+            if directions > most:
+                raise RefusedError(
+                    "largest_rank",
+                    f"{group} has {count} samples of {features} features, of which it shows at "
+                    f"most {most} directions, and the server asks for {directions}; ask for a "
+                    "smaller sketch, or with masks",
+                )
+
     def narrowed(self, request: SpaceRequest) -> SpaceRequest:
         """Return a request for a space as this node answers it.
 
@@ -284,7 +354,9 @@ class NodeLimits:
         if self.require_dp:
             raise RefusedError("require_dp", "gradients leave the node without noise")
 
-    def check_gradient(self, count: int, fewest: float, features: int) -> None:
+    def check_gradient(
+        self, count: int, fewest: float, features: int, *, masked: bool = False
+    ) -> None:
         """Look at a gradient that is about to leave the node: how many samples are in it.
 
         Parameters
@@ -295,13 +367,15 @@ class NodeLimits:
             How many of them stand behind the row that the fewest do.
         features : int
             Inputs of the layer.
+        masked : bool
+            Whether nobody sees the gradient itself, but only a sum over nodes.
 
         Raises
         ------
         RefusedError
             If there are fewer than the node allows.
         """
-        if self.largest_rank == "full":
+        if masked or self.largest_rank == "full":
             return
         least = max(self.min_count, smallest_count(features))
         if count < least:

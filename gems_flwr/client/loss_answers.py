@@ -52,7 +52,7 @@ def answer_gradient(
     RefusedError
         If too few samples stand behind the gradient.
     """
-    layer = _scaled(arrays, output, beside.scale)
+    layer = scaled_layer(arrays, output, beside.scale)
     weights = request.weights_of(len(layer))
     sums = loss_sums(samples, layer, beside.scale, weights, by_class=request.by_class)
     bounds.check_gradient(sums.count, sums.fewest, output.features)
@@ -69,7 +69,13 @@ def answer_losses(
     name: str,
 ) -> RecordDict:
     """Return the reply with the losses at the points that a server wants to try."""
-    layer, points = _scaled(arrays, output, beside.scale), beside.points
+    layer = scaled_layer(arrays, output, beside.scale)
+    return pack_losses_reply(losses_at(request, beside, layer, samples), name=name)
+
+
+def losses_at(request: LossesRequest, beside: Beside, layer: Float, samples: Samples) -> Float:
+    """Return the losses at the points that a server wants to try."""
+    points = beside.points
     if beside.direction.shape != layer.shape:
         raise ModelError(f"a step of shape {beside.direction.shape} for a layer of {layer.shape}")
     if points.ndim != 2 or points.shape[1] != 2 or not 1 <= len(points) <= _MOST_POINTS:
@@ -77,11 +83,11 @@ def answer_losses(
     # The layer itself is the first direction: its multiples cost no bytes.
     directions = np.stack([layer, beside.direction])
     weights = request.weights_of(len(layer))
-    losses = losses_along(samples, layer, directions, points, beside.scale, weights)
-    return pack_losses_reply(losses, name=name)
+    return losses_along(samples, layer, directions, points, beside.scale, weights)
 
 
-def _scaled(arrays: Arrays, output: OutputLayer, scale: Float) -> Float:
+def scaled_layer(arrays: Arrays, output: OutputLayer, scale: Float) -> Float:
+    """Return the output layer of a model with weights of scaled inputs."""
     if len(scale) != output.features:
         raise ModelError(f"{len(scale)} scales for {output.features} inputs")
     return output.scaled_in(arrays, scale)

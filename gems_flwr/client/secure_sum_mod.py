@@ -15,11 +15,12 @@ the server without numbers, which might be those of the node's data; its log has
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 
 from gems_flwr.client.fault_reply_mod import fault_reply_mod, node_name
 from gems_flwr.client.masking import masking
@@ -27,11 +28,14 @@ from gems_flwr.errors import GemsError, OptionError, RefusedError, SecureSumErro
 from gems_flwr.runtime.flower_internals import ClientAppCallable, Mod
 from gems_flwr.secure.node_secrets import NodeSecrets
 from gems_flwr.secure.signatures import Signer, TrustedKeys
+from gems_flwr.typing import Arrays
 from gems_flwr.wire.asking import wants_name
+from gems_flwr.wire.averaging_replies import needs_model
 from gems_flwr.wire.backbone_messages import needs_backbone
 from gems_flwr.wire.fault_reasons import without_numbers
-from gems_flwr.wire.keys import JSON, LOCAL_SECRETS
-from gems_flwr.wire.model_summands import model_summand, take_model_summand
+from gems_flwr.wire.keys import JSON, LOCAL_REFERENCE, LOCAL_SECRETS
+from gems_flwr.wire.model_summands import ModelSummand, model_summand, take_model_summand
+from gems_flwr.wire.records import to_numpy
 from gems_flwr.wire.secure_messages import (
     ConfirmStage,
     KeysStage,
@@ -193,6 +197,7 @@ def _mask(
     if layout is None:
         raise SecureSumError("the server asks for a masked answer without saying of what form")
     of_model = take_model_summand(message.content)
+    # The handler may change what it was sent.
     sent = dict(message.content.array_records)
     with masking(len(stage.present) + 1):
         reply = call_next(message, context)
@@ -201,11 +206,12 @@ def _mask(
         reason = _said_without_numbers(reply.error.reason or "", name)
         return Message(Error(code=reply.error.code, reason=reason), reply_to=message)
     content = reply.content
-    if needs_backbone(content):
+    if needs_backbone(content) or needs_model(content):
         return reply  # it says what the node lacks, and nothing of its data
     try:
         if of_model is not None:
-            content = model_summand(content, sent, layout, of_model, name=name)
+            before = _before(of_model, sent, context)
+            content = model_summand(content, before, layout, of_model, name=name)
         words = _words(content)
     except GemsError as error:
         raise SecureSumError(_said_without_numbers(str(error), name)) from error
@@ -213,6 +219,19 @@ def _mask(
     # Kept before it leaves: no second set of numbers under the same masks.
     _keep(secrets, context)
     return Message(with_words(content, layout.pack(masked)), reply_to=message)
+
+
+def _before(request: ModelSummand, sent: Mapping[str, ArrayRecord], context: Context) -> Arrays:
+    """Return what the step of a model is taken from."""
+    if request.origin == "nothing":
+        return {}
+    record = sent.get(request.arrays)
+    if request.origin == "reference":
+        kept = context.state.get(LOCAL_REFERENCE)
+        record = kept if isinstance(kept, ArrayRecord) else None
+    if record is None:
+        raise SecureSumError("the server asks for the step of a model that this node does not have")
+    return to_numpy(record)
 
 
 def _words(content: RecordDict) -> bytes:

@@ -18,6 +18,7 @@ from gems_flwr.client.good_enough_mod import good_enough_mod
 from gems_flwr.client.gradients import corrected_gradients
 from gems_flwr.client.limits import NodeLimits
 from gems_flwr.client.multi_model_mod import multi_model_mod
+from gems_flwr.client.secure_sum_mod import secure_sum_mod
 from gems_flwr.client.statistics_mod import statistics_mod
 from gems_flwr.client.task import Task, TaskSet
 from gems_flwr.errors import ModelError, RefusedError
@@ -107,11 +108,12 @@ def task_client_app(
         return limits(context) if callable(limits) else limits
 
     def limits_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        # Outermost: models and statistics of every kind pass here.
+        # Before all that answer: models and statistics of every kind pass here.
         bounds(context).check_message(message)
         return call_next(message, context)
 
-    guarded: list[Mod] = [fault_reply_mod, limits_mod]
+    # Outermost: it masks what the others answer, and does nothing unless a secure sum is asked for.
+    guarded: list[Mod] = [secure_sum_mod(), fault_reply_mod, limits_mod]
 
     def spaces_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         # Inert unless the server asks for a space.

@@ -28,6 +28,8 @@ class SpaceStrategy(Protocol):
     audit: bool
     backbone: Any
     refine: Any
+    max_examples: Any
+    secure: Any
 
 
 # What once was an option of the strategy itself, and where it is now.
@@ -99,6 +101,15 @@ def check_gems_options(options: SpaceStrategy, space: SpaceRequest) -> None:
     if options.robust or options.audit:
         _check_screening(options, space)
     _check_refinement(options, space)
+    if options.secure is not None and not space.is_sketched:
+        raise OptionError(
+            "secure sums need space=Cone(sums=True, sketch=…): moments of which nobody needs more "
+            "than the total"
+        )
+    if space.is_sketched and options.max_examples is not None:
+        raise OptionError(
+            "max_examples looks at single nodes, of which Cone(sums=True, sketch=…) shows nothing"
+        )
 
 
 def _check_epsilon(epsilon: object, space: SpaceRequest) -> None:

@@ -34,9 +34,11 @@ from flwr.serverapp import Grid
 
 from gems_flwr.averaging.means import with_floats_of
 from gems_flwr.averaging.synchronisation import Coordinator, Synchronisation
-from gems_flwr.errors import OptionError
+from gems_flwr.errors import OptionError, RoundFailedError
 from gems_flwr.server.client_metrics import beside, mean_reports
 from gems_flwr.server.learner_state import LearnerState, Tally
+from gems_flwr.server.learner_sums import summed_answers
+from gems_flwr.server.log import log_warning
 from gems_flwr.server.model_averaging import AveragesModels, Outvoted
 from gems_flwr.server.state import RoundOutcome, ServerState
 from gems_flwr.typing import Arrays
@@ -96,6 +98,8 @@ class LocalLearners(AveragesModels):
             raise OptionError(
                 f"the number of rounds between checks must be >= 1, got {self.period}"
             )
+        if self.secure is not None and self.weighted:
+            raise OptionError("weighted must be false with secure sums: each node counts the same")
         self._last_round = 0
         self.run_name = ""
 
@@ -216,6 +220,7 @@ class LearnerRound:
                 self.tally, lost_states=(*self.tally.lost_states, *events)
             )
             self.learners = self.learners.restart(lost)
+        if lost and self.strategy.secure is None:  # a few are no sum: they begin in the next round
             wanted = self.strategy.request(self.server_round, lost, self.learners)
             requests = {name: {"steps": steps, **wanted[name]} for name in lost}
             replies |= self._exchange(requests, step="again")
@@ -271,7 +276,12 @@ class LearnerRound:
         self.tally = self.tally.plus(queries=len(names))
         request = {"steps": 0, "send": "always"}
         step = f"query-{self.tally.queries}"
-        replies = self._exchange(dict.fromkeys(names, request), step=step)
+        try:
+            replies = self._exchange(dict.fromkeys(names, request), step=step)
+        except RoundFailedError as error:
+            # Too few for a secure sum: nothing is opened, and the models stay as they are.
+            log_warning("no_models", round=self.server_round, reason=str(error))
+            return {}
         return {n: r.arrays for n, r in replies.items() if r.arrays is not None}
 
     def outcome(self) -> RoundOutcome:
@@ -346,15 +356,25 @@ class LearnerRound:
             )
             ask_for_averaging(message.content, request, model, reference)
         self.tally = self.tally.plus(models_down=sent)
-        collected = strategy.collect(messages)
         wanted = next(iter(requests.values()))
-        unpack = partial(
-            unpack_averaging_reply,
-            expected=learners.reference,
-            measured=bool(wanted.get("measure")) or wanted.get("send") == "violated",
-            must_send=bool(step.startswith("query")),
-        )
-        answers = strategy.accept(collected, unpack, at_least=at_least)
+        if strategy.secure is not None:
+            answers, collected = summed_answers(
+                strategy,
+                self.server_round,
+                messages,
+                learners.reference if wanted.get("send") == "always" else None,
+                at_least=at_least,
+                step=step or "train",
+            )
+        else:
+            collected = strategy.collect(messages)
+            unpack = partial(
+                unpack_averaging_reply,
+                expected=learners.reference,
+                measured=bool(wanted.get("measure")) or wanted.get("send") == "violated",
+                must_send=bool(step.startswith("query")),
+            )
+            answers = strategy.accept(collected, unpack, at_least=at_least)
         if not step:
             learners = self._learn_names(learners)
         # Once a round is under way a node goes by the name that it has, whatever it tells now.

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from gems_flwr.server.summing import Total
 from gems_flwr.typing import Arrays
 from gems_flwr.wire.model_summands import (
+    LARGEST_METRIC,
     ModelSummand,
     ask_for_model_summand,
     mean_metrics_of,
@@ -61,6 +62,8 @@ def model_total(
     request: ModelSummand,
     *,
     at_least: int = 0,
+    largest_metric: float = LARGEST_METRIC,
+    aside: Callable[[Message], bool] | None = None,
     step: str,
 ) -> ModelTotal:
     """Send messages and return the sum of the models and metrics in the answers.
@@ -79,6 +82,10 @@ def model_total(
         How nodes count.
     at_least : int
         How many must be in the sum.
+    largest_metric : float
+        Above which nodes do not tell a metric.
+    aside : callable, optional
+        Gets every reply; says of which that they have nothing to add, for a reason of their own.
     step : str
         Name of the exchange.
 
@@ -95,13 +102,14 @@ def model_total(
         for message in chosen:
             ask_for_model_summand(message.content, request)
             put(message)
-        return strategy.collect(chosen)
+        replies = strategy.collect(chosen)
+        return replies if aside is None else [reply for reply in replies if not aside(reply)]
 
     total = strategy.sums.total(
         strategy,
         server_round,
         [message.metadata.dst_node_id for message in messages],
-        model_sections(model, strategy.secure.clip, strategy.secure.bits),
+        model_sections(model, strategy.secure.clip, strategy.secure.bits, largest_metric),
         send,
         check=lambda content: told.append(names_in(content)),
         at_least=at_least,

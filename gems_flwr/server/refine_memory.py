@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from gems_flwr.errors import CheckpointError
 from gems_flwr.intersect.refinement import DAMPING, Evaluation
+from gems_flwr.moments.moment_sums import Standard
 from gems_flwr.server.state import ServerState
 from gems_flwr.spaces.cone import ClassMomentCone
 from gems_flwr.spaces.space_files import space_from_arrays, space_to_arrays
@@ -23,6 +24,7 @@ from gems_flwr.typing import Arrays
 
 _PREFIX = "refine"
 _NOTES = f"{_PREFIX}-notes"
+_LENGTHS = ("center", "scale", "squares")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,12 +41,15 @@ class RefineMemory:
         What was seen of the loss so far.
     damping : float
         Of the next step.
+    standard : Standard, optional
+        How long inputs are in all, where nothing but totals is looked at.
     """
 
     cones: Mapping[str, ClassMomentCone]
     members: tuple[str, ...]
     history: tuple[Evaluation, ...] = ()
     damping: float = DAMPING
+    standard: Standard | None = None
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return all of it as arrays."""
@@ -59,6 +64,10 @@ class RefineMemory:
             notes["seen"].append({"loss": seen.loss, "nodes": list(seen.nodes)})
             for key in ("layer", "gradient", "errors"):
                 arrays[f"{_PREFIX}-seen-{number}-{key}"] = getattr(seen, key)
+        if (lengths := self.standard) is not None:
+            notes["standard"] = lengths.count
+            for key in _LENGTHS:
+                arrays[f"{_PREFIX}-standard-{key}"] = getattr(lengths, key)
         text = np.frombuffer(json.dumps(notes).encode(), dtype=np.uint8)
         return {_NOTES: text, **arrays}
 
@@ -90,7 +99,11 @@ class RefineMemory:
             )
             for number, seen in enumerate(notes["seen"])
         )
-        return cls(cones, tuple(notes["members"]), history, notes["damping"])
+        standard = None
+        if "standard" in notes:
+            center, scale, squares = (memory[f"{_PREFIX}-standard-{key}"] for key in _LENGTHS)
+            standard = Standard(center, scale, notes["standard"], squares)
+        return cls(cones, tuple(notes["members"]), history, notes["damping"], standard)
 
     def renamed(self, names: Mapping[str, str]) -> RefineMemory:
         """Call nodes by other names."""

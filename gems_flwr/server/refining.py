@@ -63,7 +63,7 @@ from gems_flwr.wire.gradient_requests import (
 from gems_flwr.wire.keys import TRAIN
 
 # With more classes the curvature of each would take more bytes than the gradient.
-_BY_CLASS = 15
+BY_CLASS = 15
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,10 +171,7 @@ class RefineRound:
             return self._stays(note, told, f"too few nodes told losses ({len(answers)})", memory)
         if lost := self._lost_classes(answers):
             return self._stays(note, told, f"most of classes {lost} told no loss", memory)
-        weight = sum(replies[node].weight for node in answers)
-        data = sum(answers.values(), np.zeros(len(tried))) / weight + self._public_losses(
-            direction, tried
-        )
+        data = self._mean_losses(replies, answers) + self._public_losses(direction, tried)
         layers = points_at(self.point, direction, tried)
         ridge = self.options.how.ridge
         losses = [d + ridge * squared_length(v) for d, v in zip(data, layers, strict=True)]
@@ -207,7 +204,7 @@ class RefineRound:
         request = GradientRequest(
             class_weights=self._told_weights(),
             dtype=self.options.how.dtype,
-            by_class=self.layer.num_classes <= _BY_CLASS,
+            by_class=self.layer.num_classes <= BY_CLASS,
         )
         unpack = partial(
             unpack_gradient_reply, request=request, classes=len(self.point), basis=self.basis
@@ -283,12 +280,26 @@ class RefineRound:
         gradient = sum((p.gradient for p in parts), np.zeros_like(self.point)) / weight
         softmax = sum((p.curvature for p in parts), np.zeros_like(parts[0].curvature)) / weight
         errors = sum((part.errors for part in parts), np.zeros(len(self.point))) / weight
+        loss, gradient, softmax = self._with_public(loss, gradient, softmax)
+        return Evaluation(self.point, loss, gradient, errors, tuple(replies)), softmax
+
+    def _mean_losses(
+        self, replies: Mapping[str, GradientReply], answers: Mapping[str, Float]
+    ) -> Float:
+        """Return the mean loss at every point, over the nodes that told it."""
+        weight = sum(replies[node].weight for node in answers)
+        return np.asarray(sum(answers.values()) / weight)
+
+    def _with_public(
+        self, loss: float, gradient: Float, softmax: Float
+    ) -> tuple[float, Float, Float]:
+        """Add what public samples say."""
         if (public := self.options.public) is not None:
             own = loss_sums(public, self.point, self.scale, self._ones, by_class=len(softmax) > 1)
             factor = public_weight(len(public)) / len(public)
             loss, gradient = loss + factor * own.loss, gradient + factor * own.gradient
             softmax = softmax + factor * own.curvature
-        return Evaluation(self.point, loss, gradient, errors, tuple(replies)), softmax
+        return loss, gradient, softmax
 
     def _public_losses(self, direction: Float, tried: Float) -> Float:
         public = self.options.public

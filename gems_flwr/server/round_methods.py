@@ -224,7 +224,7 @@ class RoundMethods(LoopSettings, Strategy):
         """Send evaluate messages, and return what is told of the answers."""
         if self.secure is None or not messages:
             return self.aggregate_evaluate(server_round, self._replies(messages))
-        request = ModelSummand(arrays="", weight_key=self.record_keys.weight)
+        request = ModelSummand(origin="nothing", weight_key=self.record_keys.weight)
         total = model_total(self, server_round, messages, {}, request, step="evaluate")
         return MetricRecord(dict(total.metrics))
 

@@ -26,7 +26,7 @@ from gems_flwr.secure.secure_sum import SecureSum
 from gems_flwr.secure.sum_session import SumSession
 from gems_flwr.server.exchange import Answer
 from gems_flwr.server.log import log_event
-from gems_flwr.server.summing import Check, Send, Total
+from gems_flwr.server.summing import Check, Send, Total, rounding
 from gems_flwr.wire.keys import TRAIN
 from gems_flwr.wire.secure_messages import (
     MAX_SUMS,
@@ -139,7 +139,7 @@ class SecureSums:
         )
         names = tuple(answer.node for answer in answers)
         log_event("secure_sum", round=server_round, what=step, nodes=len(masked))
-        return Total(layout.decode(words), names)
+        return Total(layout.decode(words), names, rounding(layout, len(names)))
 
     # --- the session ----------------------------------------------------------------------------
 

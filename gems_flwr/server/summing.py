@@ -9,7 +9,7 @@ and the total has the same digits, for in both cases numbers of a ring are added
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from flwr.app import Message, RecordDict
@@ -29,7 +29,7 @@ Check = Callable[[RecordDict], None]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Total:
-    """Sums over nodes.
+    """Sums over nodes; as a collection, the names of these.
 
     Parameters
     ----------
@@ -37,13 +37,23 @@ class Total:
         By section, in double precision.
     nodes : tuple of str
         Whose sums these are, ordered by name.
+    errors : mapping from str to float
+        By section, how much rounding to the grid can have moved a number, at most.
     """
 
     values: Mapping[str, Float]
     nodes: tuple[str, ...]
 
-    def __getitem__(self, section: str) -> Float:
-        return self.values[section]
+    errors: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.nodes)
+
+    def __contains__(self, node: object) -> bool:
+        return node in self.nodes
 
 
 class Summing(Protocol):
@@ -116,4 +126,10 @@ class PlainSums:
         replies = send(nodes, lambda message: put_layout(message.content, layout)) if nodes else []
         answers = strategy.accept(replies, unpack, at_least=at_least)
         total = layout.decode(layout.add([answer.value for answer in answers]))
-        return Total(total, tuple(answer.node for answer in answers))
+        names = tuple(answer.node for answer in answers)
+        return Total(total, names, rounding(layout, len(names)))
+
+
+def rounding(layout: Layout, summands: int) -> dict[str, float]:
+    """Return by how much the sum of so many summands can be off, by section."""
+    return {s.name: summands * s.step(layout.nodes) / 2 for s in layout.sections}

@@ -22,7 +22,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from gems_flwr.averaging.balancing import (
     Augmentation,
@@ -85,6 +85,10 @@ class DynamicAveraging(LocalLearners):
     (1, 3)
     """
 
+    sums_replies: ClassVar[bool] = True
+    # Reports, models, their delivery after the last round, and the nodes' evaluation.
+    sums_in_round: ClassVar[int] = 4
+
     delta: float = 0.7
     check_every: int = 1
     augmentation: Augmentation = "doubling"
@@ -104,6 +108,11 @@ class DynamicAveraging(LocalLearners):
             raise OptionError(
                 "robust goes with neither follow_loss nor target_rate: the threshold would follow "
                 "what nodes say of their loss, or how often they claim a violation"
+            )
+        if self.secure is not None and (self.condition, self.augmentation) != ("total", "all"):
+            raise OptionError(
+                "secure sums need condition='total' and augmentation='all': a node that is heard "
+                "alone, or a sum that one more node joins, would tell of that node"
             )
         if self.follow_loss and self.target_rate is not None:
             raise OptionError("follow_loss and target_rate cannot both set the threshold")

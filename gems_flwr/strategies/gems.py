@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -42,6 +42,7 @@ from gems_flwr.moments.small_means import MeanRule
 from gems_flwr.networks.backbone import SplitModel
 from gems_flwr.networks.layers import layers_below_output
 from gems_flwr.samples import Samples
+from gems_flwr.secure.fixed_point import Section
 from gems_flwr.server.backbone_sending import BackboneMode, BackboneSender
 from gems_flwr.server.client_metrics import mean_reports
 from gems_flwr.server.gems_options import (
@@ -64,6 +65,10 @@ from gems_flwr.server.refining import RefineOptions, RefineRound
 from gems_flwr.server.refining import reason_to_stop as refined_enough
 from gems_flwr.server.screening import plausible, unchecked_details
 from gems_flwr.server.state import RoundOutcome, ServerState
+from gems_flwr.server.summed_counts import count_sections, counts_of, score_of
+from gems_flwr.server.summed_moments import MomentExchanges, SummedMoments
+from gems_flwr.server.summed_refining import SummedRefineRound
+from gems_flwr.server.summing import Put, Total
 from gems_flwr.spaces.ball import with_new_ball
 from gems_flwr.spaces.cone import ClassMomentCone
 from gems_flwr.spaces.curved_space import CurvedSpace, without_curve
@@ -167,6 +172,9 @@ class Gems(RoundLoop):
     """
 
     mod_needed: ClassVar[str] = "good_enough_mod(data, model=Net)"
+    sums_replies: ClassVar[bool] = True
+    # Four of moments, the choice of a head, and the nodes' verdict.
+    sums_in_round: ClassVar[int] = 6
 
     space: SpaceRequest | str = "cone"
     epsilon: str | Mapping[str, float] | None = None
@@ -257,8 +265,16 @@ class Gems(RoundLoop):
             return self._refined(server_round, state, grid, layer, train_config, evaluate_config)
         if server_round > self._first_round and self.initialise is not None:
             start = self.initialise(server_round)
-        received, told = self._collect(server_round, grid, start, layer, train_config)
-        usable, notes = self._screened(self._usable_spaces(received))
+        summed: SummedMoments | None = None
+        received: dict[str, NodeSpace] = {}
+        told: Metrics = {}
+        if isinstance(self._space, Cone) and self._space.is_sketched:
+            summed = self._summed(server_round, grid, start, layer, self._space, train_config)
+            usable: dict[str, Space | CurvedSpace] = {"all nodes": summed.cone}
+            notes: dict[str, str] = {}
+        else:
+            received, told = self._collect(server_round, grid, start, layer, train_config)
+            usable, notes = self._screened(self._usable_spaces(received))
         found, spaces, convicted = self._audited(
             usable,
             lambda candidate, step: self._scores(
@@ -277,19 +293,36 @@ class Gems(RoundLoop):
         done = server_round == last_round or (
             found.intersection.feasible and not self.refine_rounds
         )
-        scores: dict[str, float] = {}
+        verified: dict[str, Any] = {}
         if done and self.verify:
             model = SplitModel.of(arrays, layer.keys)
-            scores = self._scores(server_round, grid, model, evaluate_config, "verification")
-        details = intersection_details(self._space.kind, found, spaces, scores)
+            verified = self._verified(server_round, grid, model, evaluate_config)
+        scores = verified.get("node_scores", {})
+        details = intersection_details(self._space.kind, found, spaces, scores) | verified
+        details |= {} if summed is None else summed.details
         details |= left_out_details(found, spaces, notes, convicted) | chosen
         warn_of_missing(server_round, details)
         if self.robust:
             details |= unchecked_details(self._unchecked)
         # Only now: a round that fails leaves everything as it was.
         self._keep(received, afresh=server_round == self._first_round)
-        memory = {**state.memory, **self._to_refine(received, spaces)}
+        memory = {**state.memory, **self._to_refine(received, spaces, summed)}
         return RoundOutcome(arrays=arrays, train_metrics=told, details=details, memory=memory)
+
+    def _summed(
+        self,
+        server_round: int,
+        grid: Grid,
+        arrays: Arrays,
+        layer: OutputLayer,
+        space: Cone,
+        config: ConfigRecord,
+    ) -> SummedMoments:
+        """Find the moments of all nodes together, in sums over nodes."""
+        nodes = self.choose_nodes(server_round, grid, self.fraction_train, TRAIN)
+        model = SplitModel.of(arrays, layer.keys)
+        exchanges = MomentExchanges(self, self.sums, self._backbones, model, layer, space)
+        return exchanges.play(server_round, nodes, config)
 
     def _refined(
         self,
@@ -308,22 +341,27 @@ class Gems(RoundLoop):
             public=self._public(),
         )
         memory = RefineMemory.of(state.memory)
-        this = RefineRound(self, self._backbones, options, memory, state.arrays, layer)
+        about = (self, self._backbones, options, memory, state.arrays, layer)
+        this = RefineRound(*about)
+        if isinstance(self._space, Cone) and self._space.is_sketched:
+            this = SummedRefineRound(self.sums, self._space.min_count, *about)
         found = this.play(server_round, grid, train_config, state.details.get("refinement", []))
         details, last = dict(found.details), self._first_round + self.rounds_needed - 1
         if self.verify and (server_round == last or refined_enough(details)):
             model = SplitModel.of(found.arrays, layer.keys)
-            details["node_scores"] = self._scores(
-                server_round, grid, model, evaluate_config, "verification"
-            )
+            details |= self._verified(server_round, grid, model, evaluate_config)
         kept = {**without_refinement(state.memory), **found.memory.to_arrays()}
         return RoundOutcome(arrays=found.arrays, details=details, memory=kept)
 
-    def _to_refine(self, received: Mapping[str, NodeSpace], spaces: Spaces) -> dict[str, NDArray]:
+    def _to_refine(
+        self, received: Mapping[str, NodeSpace], spaces: Spaces, summed: SummedMoments | None
+    ) -> dict[str, NDArray]:
         """Return what rounds of refinement have to know of the first one."""
         if not self.refine_rounds:
             return {}
         cones = {n: cone for n, cone in spaces.items() if isinstance(cone, ClassMomentCone)}
+        if summed is not None:
+            return RefineMemory(cones, summed.nodes, standard=summed.standard).to_arrays()
         members = tuple(received) if self._space.is_summed else tuple(cones)
         if self.robust:
             # Who was found to lie about a class would have its gradient, too.
@@ -369,6 +407,11 @@ class Gems(RoundLoop):
             self._backbones.refuse_lacking(content, layer.weight)
             return unpack_choice_reply(content, choice.request, layer.num_classes)
 
+        if self._space.is_sketched:
+            groups = layer.num_classes if choice.request.by_class else 1
+            sections = count_sections(len(models), groups)
+            total = self._counted(server_round, grid, models[0], config, ask, sections, "choice")
+            return choice.decided({"all nodes": counts_of(total)} if total else {}, found, None)
         nodes = self.choose_nodes(server_round, grid, 1.0, EVALUATE)
         replies = self._backbones.collect(
             self, server_round, nodes, models[0], config, ask, "choice"
@@ -420,8 +463,12 @@ class Gems(RoundLoop):
         return renamed_state(state, names)
 
     def needs_names(self) -> bool:
-        """An epsilon for each node cannot be sent before the nodes are known by name."""
-        return isinstance(self.epsilon, Mapping)
+        """Whether names must be known first: for an epsilon of each, or to refine by sums.
+
+        Who is in a sum cannot be left out afterwards.
+        """
+        refined = self._space.is_sketched and self.refine_rounds > 0
+        return isinstance(self.epsilon, Mapping) or refined
 
     def reason_to_stop(self, state: ServerState) -> str | None:
         """Stop as soon as the spaces meet."""
@@ -515,6 +562,45 @@ class Gems(RoundLoop):
             for space, now in zip(spaces.values(), result.spaces, strict=True)
         ]
         return plausible(spaces, screened, result.reasons, at_least=self.min_nodes, what="spaces")
+
+    def _verified(
+        self, server_round: int, grid: Grid, model: SplitModel, config: ConfigRecord
+    ) -> dict[str, Any]:
+        """Return what nodes say of the result: each of them, or all together."""
+        step = "verification"
+        if not self._space.is_sketched:
+            return {"node_scores": self._scores(server_round, grid, model, config, step)}
+
+        def ask(message: Message) -> None:
+            ask_for_score(message.content)
+
+        total = self._counted(server_round, grid, model, config, ask, count_sections(), step)
+        return {"score": score_of(total)}
+
+    def _counted(
+        self,
+        server_round: int,
+        grid: Grid,
+        model: SplitModel,
+        config: ConfigRecord,
+        ask: Callable[[Message], None],
+        sections: Sequence[Section],
+        step: str,
+    ) -> Total:
+        """Return counts over the held-out data of all nodes."""
+        nodes = self.choose_nodes(server_round, grid, 1.0, EVALUATE)
+
+        def send(receivers: Sequence[int], put: Put) -> list[Message]:
+            def both(message: Message) -> None:
+                ask(message)
+                put(message)
+
+            return self._backbones.collect(self, server_round, receivers, model, config, both, step)
+
+        def check(content: RecordDict) -> None:
+            self._backbones.refuse_lacking(content, next(iter(model.head)))
+
+        return self.sums.total(self, server_round, nodes, sections, send, check=check, step=step)
 
     def _scores(
         self, server_round: int, grid: Grid, model: SplitModel, config: ConfigRecord, step: str

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from gems_flwr.averaging.synchronisation import Synchronisation
 from gems_flwr.errors import OptionError
@@ -53,6 +53,9 @@ class PeriodicAveraging(LocalLearners):
     [array([4., 4.])]
     """
 
+    sums_replies: ClassVar[bool] = True
+    sums_in_round: ClassVar[int] = 3
+
     b: int = 1
     fraction: float = 1.0
 
@@ -60,6 +63,8 @@ class PeriodicAveraging(LocalLearners):
         super().__post_init__()
         if not 0 < self.fraction <= 1:
             raise OptionError(f"fraction must be above 0 and at most 1, got {self.fraction}")
+        if self.secure is not None and self.fraction < 1:
+            raise OptionError("fraction must be 1 with secure sums: all nodes are in each of them")
 
     @property
     def period(self) -> int:

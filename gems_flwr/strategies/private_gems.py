@@ -211,9 +211,7 @@ class PrivateGems(RoundLoop):
         """Return a total with the noise of a release that gets a part of what may be spent."""
         share = noise.share(part)
         request = dataclasses.replace(request, noise=share, dp_seeded=self.dp_seeded)
-        sections = request.sections(
-            layer.num_classes, layer.features, noise.nodes, self.examples
-        )
+        sections = request.sections(layer.num_classes, layer.features, noise.nodes, self.examples)
         numbers = sum(section.size for section in sections)
         least = min(request.deviation(section.name) for section in sections)
         noise.check_cost((2 + self.steps) * epsilon_cost(numbers, least, noise.honest))

@@ -10,6 +10,8 @@ a space         ``space-request``
 a score         ``verify``, and ``score-request`` if the score is to be noised
 a gradient      ``gradient-request``; an ArrayRecord ``refinement`` beside it
 losses          ``losses-request``, likewise
+moment sums     ``sums-request``; an ArrayRecord ``moment-sums`` from the third on
+                (see `gems_flwr.wire.moment_requests`)
 a noisy sum     ``private-sum-request`` and ``sum-layout``; an ArrayRecord
                 ``private-sum`` with the center, but for the first one
 a choice        ``choice-request``; an ArrayRecord ``candidates`` with all layers
@@ -23,6 +25,9 @@ several models  ``multi-model``; an ArrayRecord ``model/<name>`` for each model
                 that the node lacks, ``control/<name>`` for SCAFFOLD
 a name          ``tell-name``, in a train message without a model
 ==============  =================================================================
+
+Beside a request for moment sums, a score, a choice, a gradient or losses there may be a
+``sum-layout``: then the answer is a summand (see `gems_flwr.wire.summands`).
 """
 
 from __future__ import annotations

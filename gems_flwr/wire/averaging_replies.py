@@ -93,6 +93,12 @@ def pack_needs_model(name: str) -> RecordDict:
     return RecordDict({AVERAGING: ConfigRecord({NEEDS_MODEL: True}), **pack_name(name)})
 
 
+def needs_model(content: RecordDict) -> bool:
+    """Return whether a reply says that the node has lost its state."""
+    note = content.get(AVERAGING)
+    return isinstance(note, ConfigRecord) and note.get(NEEDS_MODEL) is True
+
+
 def pack_averaging_reply(
     metrics: Mapping[str, int | float],
     *,
@@ -131,8 +137,7 @@ def unpack_averaging_reply(
     BadReplyError
         Names the key at fault, what was expected and what came.
     """
-    note = content.get(AVERAGING)
-    if isinstance(note, ConfigRecord) and note.get(NEEDS_MODEL) is True:
+    if needs_model(content):
         return AveragingReply(needs_model=True)
     arrays: Arrays | None = None
     if content.array_records:
@@ -148,6 +153,13 @@ def unpack_averaging_reply(
         raise BadReplyError(f"metric '{SQUARED_DISTANCE}' is {distance}, expected at least 0")
     _check_sums(metrics)
     return AveragingReply(False, reply.num_examples, distance, arrays, metrics)
+
+
+def mean_reply(metrics: Mapping[str, float], arrays: Arrays | None) -> AveragingReply:
+    """Return the reply that stands for each of several nodes, of which only the mean is known."""
+    others = dict(metrics)
+    distance = others.pop(SQUARED_DISTANCE, None)
+    return AveragingReply(False, 1.0, distance, arrays, others)
 
 
 def _check_sums(metrics: Mapping[str, float]) -> None:

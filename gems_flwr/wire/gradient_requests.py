@@ -7,7 +7,7 @@ tried come in an ArrayRecord beside it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import numpy as np
@@ -25,6 +25,7 @@ from gems_flwr.wire.requests import JsonRequest
 GradientType = Literal["int8", "float16", "float32"]
 
 _SCALE, _BASIS, _DIRECTION, _POINTS = "scale", "basis", "direction", "points"
+_CENTER = "center"
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,13 @@ class LossesRequest(JsonRequest):
     ----------
     class_weights : sequence of float
         How much a sample of each class counts, at least 0; empty where all count 1.
+    min_count : int, optional
+        Where losses are added up over nodes: classes with fewer samples on the node do not count,
+        as in the sums of moments (see `gems_flwr.wire.moment_requests`).
     """
 
     class_weights: Sequence[float] = ()
+    min_count: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "class_weights", tuple(self.class_weights))
@@ -103,6 +108,25 @@ def ask_for_gradient(
     content[REFINEMENT] = to_record(arrays)
 
 
+def ask_for_summed_gradient(
+    content: RecordDict, request: GradientRequest, scale: Float, center: Float
+) -> None:
+    """Ask for the gradient of the model in an instruction as a summand.
+
+    Parameters
+    ----------
+    content : RecordDict
+        The instruction.
+    request : GradientRequest
+        How samples count.
+    scale, center : array of shape (D,)
+        The gradient is that of inputs from which `center` was taken, divided by `scale`.
+    """
+    put(content, GRADIENT_REQUEST, request.to_json())
+    arrays = {_SCALE: scale.astype(np.float32), _CENTER: center.astype(np.float32)}
+    content[REFINEMENT] = to_record(arrays)
+
+
 def ask_for_losses(
     content: RecordDict, request: LossesRequest, scale: Float, direction: Float, points: Float
 ) -> None:
@@ -143,12 +167,13 @@ def requested_losses(content: RecordDict) -> LossesRequest | None:
 
 @dataclass(frozen=True, eq=False)
 class Beside:
-    """What comes beside the model: scale, and basis, or the step and the points."""
+    """What comes beside the model: scale, and basis or center, or the step and the points."""
 
     scale: NDArray
     basis: NDArray
     direction: NDArray
     points: NDArray
+    center: NDArray
 
 
 def take_beside(content: RecordDict) -> Beside:
@@ -172,4 +197,7 @@ def take_beside(content: RecordDict) -> Beside:
     if basis.ndim != 2 or basis.shape[1] != len(scale) + 1 or not np.isfinite(basis).all():
         raise ModelError(f"a basis of shape {basis.shape} for {len(scale)} inputs and the bias")
     direction = arrays.get(_DIRECTION, np.zeros((0, 0)))
-    return Beside(scale, basis, direction, arrays.get(_POINTS, np.zeros((0, 2))))
+    center = arrays.get(_CENTER, np.zeros_like(scale))
+    if center.shape != scale.shape or not np.isfinite(center).all():
+        raise ModelError(f"a center of shape {center.shape} for {len(scale)} inputs")
+    return Beside(scale, basis, direction, arrays.get(_POINTS, np.zeros((0, 2))), center)

@@ -98,6 +98,8 @@ MODEL_SUMMAND = "model-summand"
 METRIC_NAMES = "metric-names"
 # Where a node keeps the secrets of a session of secure sums.
 LOCAL_SECRETS = "secure-sum-secrets"
+SUMS_REQUEST = "sums-request"
+MOMENT_SUMS = "moment-sums"
 PRIVATE_SUM_REQUEST = "private-sum-request"
 PRIVATE_SUM = "private-sum"
 CENTER = "center"

@@ -13,30 +13,29 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from gems_flwr.bounds import MAX_EXAMPLES
 from gems_flwr.errors import BadReplyError, OptionError, SecureSumError
 from gems_flwr.secure.fixed_point import Layout, Section
 from gems_flwr.typing import Arrays, Float
-from gems_flwr.wire.keys import METRIC_NAMES, MODEL_SUMMAND, NUM_EXAMPLES
+from gems_flwr.wire.keys import ARRAYS, METRIC_NAMES, MODEL_SUMMAND, NUM_EXAMPLES
 from gems_flwr.wire.model_replies import (
     MetricsReply,
     ModelReply,
     unpack_metrics_reply,
     unpack_model_reply,
 )
-from gems_flwr.wire.records import to_numpy
 from gems_flwr.wire.requests import JsonRequest
 from gems_flwr.wire.summands import pack_summand
 
 MAX_METRICS = 16
 # Losses, accuracies, seconds: what is larger is not told.
-_LARGEST_METRIC = 1e6
+LARGEST_METRIC = 1e6
 _LARGEST_WHOLE = 2.0**40
 _WEIGHT, _METRICS, _ARRAY = "weight", "metrics", "array/"
 
@@ -53,14 +52,18 @@ class ModelSummand(JsonRequest):
         Whether nodes count by their examples, or all the same.
     weight_key : str
         Metric that has the number of examples.
+    origin : {"sent", "reference", "nothing"}
+        What the step of the model is taken from: the model in the message, or the reference that a
+        local learner keeps; or only metrics are wanted.
     arrays : str
-        Record of the instruction that has the model; empty where only metrics are wanted.
+        Record of the instruction that has the model that was sent.
     """
 
     most_examples: float = 2.0**24
     weighted: bool = True
     weight_key: str = NUM_EXAMPLES
-    arrays: str = "arrays"
+    origin: Literal["sent", "reference", "nothing"] = "sent"
+    arrays: str = ARRAYS
 
     def __post_init__(self) -> None:
         allowed = 0 < self.most_examples <= MAX_EXAMPLES
@@ -71,7 +74,9 @@ class ModelSummand(JsonRequest):
         return min(1.0, examples / self.most_examples) if self.weighted else 1.0
 
 
-def model_sections(model: Arrays, clip: float, bits: int) -> list[Section]:
+def model_sections(
+    model: Arrays, clip: float, bits: int, largest_metric: float = LARGEST_METRIC
+) -> list[Section]:
     """Return what a model's summand is made of.
 
     Parameters
@@ -82,6 +87,8 @@ def model_sections(model: Arrays, clip: float, bits: int) -> list[Section]:
         Farthest that a weight may move in training, above 0.
     bits : int
         Of the ring of each weight.
+    largest_metric : float
+        Above which metrics are not told.
     """
     arrays = [
         Section(_ARRAY + key, array.shape, clip, bits)
@@ -89,7 +96,7 @@ def model_sections(model: Arrays, clip: float, bits: int) -> list[Section]:
         else Section(_ARRAY + key, array.shape, _LARGEST_WHOLE, 64)
         for key, array in model.items()
     ]
-    metrics = Section(_METRICS, (MAX_METRICS,), _LARGEST_METRIC, 64)
+    metrics = Section(_METRICS, (MAX_METRICS,), largest_metric, 64)
     return [*arrays, Section(_WEIGHT, (), 1.0, 64), metrics]
 
 
@@ -107,12 +114,7 @@ def take_model_summand(content: RecordDict) -> ModelSummand | None:
 
 
 def model_summand(
-    content: RecordDict,
-    sent: Mapping[str, ArrayRecord],
-    layout: Layout,
-    request: ModelSummand,
-    *,
-    name: str,
+    content: RecordDict, before: Arrays, layout: Layout, request: ModelSummand, *, name: str
 ) -> RecordDict:
     """Return a reply with a model's weighted step in place of one with the model.
 
@@ -120,8 +122,8 @@ def model_summand(
     ----------
     content : RecordDict
         What the handler answered.
-    sent : mapping from str to ArrayRecord
-        The arrays that it was sent.
+    before : mapping from str to ndarray
+        What the step is taken from.
     layout : Layout
         How numbers are written.
     request : ModelSummand
@@ -132,24 +134,20 @@ def model_summand(
     Raises
     ------
     SecureSumError
-        If the handler's answer is no model that fits the one that was sent.
+        If the handler's answer is no model that fits, or has moved too far.
     """
-    if request.arrays and request.arrays not in sent:
-        raise SecureSumError(f"the server asks for a step from '{request.arrays}', which it lacks")
-    before = to_numpy(sent[request.arrays]) if request.arrays else {}
     reply: ModelReply | MetricsReply
     try:
-        if request.arrays:
-            reply = unpack_model_reply(content, before, request.weight_key)
-        else:
+        if request.origin == "nothing":
             reply = unpack_metrics_reply(content, request.weight_key)
+        else:
+            reply = unpack_model_reply(content, before, request.weight_key)
     except BadReplyError as error:
         raise SecureSumError(f"the handler's answer cannot be summed: {error}") from error
     weight = request.weight(float(reply.num_examples))
-    trained = reply.arrays if isinstance(reply, ModelReply) else {}
     bounds = {section.name: section.bound for section in layout.sections}
     values: dict[str, Float] = {}
-    for key, array in trained.items():
+    for key, array in (reply.arrays if isinstance(reply, ModelReply) else {}).items():
         step = array.astype(np.float64) - before[key]
         most = bounds.get(_ARRAY + key, 0.0)
         if np.abs(step).max(initial=0.0) > most:
@@ -158,30 +156,25 @@ def model_summand(
                 "a smaller learning rate, or SecureSum(clip=…) at the server"
             )
         values[_ARRAY + key] = weight * step
-    metrics = told_metrics(reply.metrics)
+    metrics = _told_metrics(reply.metrics, bounds.get(_METRICS, LARGEST_METRIC))
     places = np.zeros(MAX_METRICS)
     places[: len(metrics)] = [weight * value for value in metrics.values()]
     packed = pack_summand(
         {**values, _WEIGHT: np.array(weight), _METRICS: places}, layout, name=name
     )
     if metrics:
-        put_names(packed, list(metrics))
+        packed[METRIC_NAMES] = ConfigRecord({METRIC_NAMES: list(metrics)})
     return packed
 
 
-def told_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
+def _told_metrics(metrics: Mapping[str, Any], largest: float) -> dict[str, float]:
     """Return the single, finite numbers among metrics, in the order of their names."""
     plain = {
         key: float(value)
         for key, value in sorted(metrics.items())
-        if not isinstance(value, list) and math.isfinite(value) and abs(value) <= _LARGEST_METRIC
+        if not isinstance(value, list) and math.isfinite(value) and abs(value) <= largest
     }
     return dict(list(plain.items())[:MAX_METRICS])
-
-
-def put_names(content: RecordDict, names: list[str]) -> None:
-    """Put the names of metrics beside a summand."""
-    content[METRIC_NAMES] = ConfigRecord({METRIC_NAMES: names})
 
 
 def names_in(content: RecordDict) -> tuple[str, ...]:

@@ -80,9 +80,7 @@ class PrivateSum(JsonRequest):
         # Both halves of a symmetric matrix count, and only one is told.
         return self.noise * self.sensitivity / (math.sqrt(2) if array == "corner" else 1.0)
 
-    def sections(
-        self, classes: int, features: int, nodes: int, examples: int
-    ) -> Sequence[Section]:
+    def sections(self, classes: int, features: int, nodes: int, examples: int) -> Sequence[Section]:
         """Return the sections of a summand, with room for the noise of all nodes.
 
         Parameters

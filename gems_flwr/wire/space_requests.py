@@ -147,6 +147,11 @@ class SpaceRequest(JsonRequest, ABC):
         """Whether nothing but the total over all nodes is looked at."""
         return False
 
+    @property
+    def is_sketched(self) -> bool:
+        """Whether all that nodes send, refinement and scores included, is added up in a ring."""
+        return False
+
     def said(self) -> dict[str, Any]:
         """Return what a text has to say, the kind first and `dp_seeded` last."""
         last = "dp_seeded"
@@ -230,6 +235,11 @@ class Cone(SpaceRequest):
     sums : bool, default False
         Whether full moments are sent as plain sums over all classes, of one shape for every
         node: all that the server, or a secure summation before it, ever needs is their total.
+    sketch : int, optional
+        With `sums`: class moments in a few directions instead of full ones, found and measured in
+        four sums over nodes (see `gems_flwr.moments.moment_sums`): directions in which the class
+        means differ, what the pooled covariance makes of these, and of so many random ones, at
+        least 0. Refinement and scores are sums as well then.
     dp_epsilon : float, optional
         Differentially private moments: the privacy loss, above 0. Off if left out.
     dp_delta : float, default 1e-5
@@ -266,6 +276,7 @@ class Cone(SpaceRequest):
     dp_delta: float = 1e-5
     dp_clip: float = 1.0
     dp_classes: Sequence[int] | None = None
+    sketch: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", _number(self.epsilon))
@@ -281,6 +292,10 @@ class Cone(SpaceRequest):
                 "sums": (
                     not self.sums or whole,
                     "false with a fixed rank, clusters or dp_epsilon",
+                ),
+                "sketch": (
+                    self.sketch is None or (self.sums and self.sketch >= 0),
+                    "at least 0 and with sums=True, or none",
                 ),
             }
         )
@@ -305,6 +320,11 @@ class Cone(SpaceRequest):
     def is_summed(self) -> bool:
         """Whether nothing but the total over all nodes is looked at."""
         return self.sums
+
+    @property
+    def is_sketched(self) -> bool:
+        """Whether all that nodes send, refinement and scores included, is added up in a ring."""
+        return self.sketch is not None
 
     def build(self, node: NodeLayer) -> ClassMomentCone | ClassSums:
         """Return the moments of the classes; of the layer only the shape counts."""

@@ -1,10 +1,10 @@
 """What a node adds to a sum of which only the total is looked at.
 
 An instruction that asks for a summand says in its config how numbers are to be written
-(``sum-layout``: the sections and how many nodes may add something). The reply has, beside the
-node's name, one ConfigRecord ``summand`` with the packed elements of the sections' rings, as many
-bytes as `Layout.size_bytes` and nothing else. Whether masks are added on the way or not, it has the
-same bytes and the total the same digits.
+(``sum-layout``: the sections, and how many nodes may add something). The reply has, beside the
+node's name, one ConfigRecord ``summand`` with the packed elements of the sections' rings: as many
+bytes as `Layout.size_bytes` and nothing else. Whether masks are added on the way or not, it has
+the same bytes, and the total the same digits.
 """
 
 from __future__ import annotations

@@ -241,6 +241,8 @@ def _check(experiment: Experiment, model: nn.Module) -> None:
     stream = experiment.config.stream
     if not stream.is_on:
         raise ConfigError("backend=lockstep needs a stream: set stream.batches_per_round")
+    if experiment.config.secure:
+        raise ConfigError("backend=lockstep has no messages to put masks on: backend=inprocess")
     if stream.rate_spread:
         raise ConfigError("backend=lockstep needs equal batches: set stream.rate_spread=0")
     if list(model.buffers()):

@@ -324,6 +324,8 @@ class Experiment:
             if "public" in accepted:
                 offered["public"] = self.output_inputs(public)
             offered["public_data"] = tuple(part.numpy() for part in self.tensors(public))
+        if config.secure:
+            offered["secure"] = self._build("secure")
         if issubclass(target, FedAvg):
             offered |= self._mcmahans_shares()
         strategy = self._build(
@@ -435,7 +437,8 @@ class Experiment:
             reason = error.__cause__ if isinstance(error, InstantiationException) else error
             if not isinstance(reason, ValueError):
                 raise
-            raise ConfigError(f"{group}={self.config.names[group]}: {reason}") from error
+            name = self.config.names.get(group, "sum")
+            raise ConfigError(f"{group}={name}: {reason}") from error
 
 
 def _raised(fraction: float, tiny: float) -> float:

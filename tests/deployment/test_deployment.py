@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -33,13 +34,23 @@ def until(condition, complaint):
 
 
 def start_node(federation, name):
-    federation.start_node(name, f"partition-id={name} num-partitions={len(NODES)}")
+    keys = federation.folder / "credentials"
+    federation.start_node(
+        name,
+        f"partition-id={name} num-partitions={len(NODES)} signing-key='{keys / name}' "
+        f"trusted-keys='{federation.folder / 'trusted'}'",
+    )
 
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory):
     """A SuperLink and three nodes; a test that breaks something mends it again."""
     with Federation(tmp_path_factory.mktemp("federation")) as federation:
+        (federation.folder / "trusted").mkdir()
+        for name in NODES:
+            federation.register(name)
+            public = federation.folder / "credentials" / f"{name}.pub"
+            shutil.copy(public, federation.folder / "trusted")
         for name in NODES:
             start_node(federation, name)
         until(lambda: len(connected(federation)) == 3, "three nodes are not connected")
@@ -99,6 +110,46 @@ def test_every_kind_of_strategy_gives_the_numbers_of_the_simulation(
     for key in ("accuracy", "loss", "bytes_up", "rounds", "nodes_failed"):
         assert deployed[key] == expected[key], key
     assert deployed["bytes_down"] == expected["bytes_down"] - seeded * len(NODES) * SEEDED_BYTES
+
+
+SECURE = "strategy=gems strategy.space.sums=true strategy.space.sketch=10 strategy.verify=true "
+
+
+def test_secure_sums_of_nodes_that_sign_give_the_numbers_of_the_simulation(
+    federation, simulated, tmp_path
+):
+    """Every message is a new process: what nodes keep between the stages is in their state."""
+    overrides = f"{SECURE} nodes=3 partition=iid"
+    run_id = submit(federation, f"{overrides} secure=sum secure.signed=true", tmp_path)
+    deployed, expected = result_of(federation, run_id, tmp_path), simulated(overrides)
+    for key in ("accuracy", "loss", "rounds", "nodes_failed"):
+        assert deployed[key] == expected[key], key
+    log = federation.flwr.log(run_id)
+    stages = re.findall(r"event=usable round=1 what=(\w+) nodes=3 of=3", log)
+    one = ["moments", "confirm", "reveal"]
+    assert stages == ["keys", "shares", *one * 4, "score", "confirm", "reveal"]
+    assert not list(tmp_path.rglob("inbox/*"))
+    assert not list(tmp_path.rglob("spaces/*"))
+
+
+def test_a_server_whose_nodes_do_not_know_each_other_gets_no_sum(federation, tmp_path):
+    """One node trusts other keys than those of its neighbours: it refuses, and nobody is left."""
+    keys = federation.folder / "credentials"
+    federation.end("2")
+    federation.start_node(
+        "2",
+        f"partition-id=2 num-partitions=3 signing-key='{keys / '2'}' trusted-keys='{keys}/2.pub'",
+    )
+    until(lambda: len(connected(federation)) == 3, "the node is not back")
+    try:
+        run_id = submit(federation, f"{SECURE} nodes=3 partition=iid secure=sum", tmp_path)
+        assert federation.flwr.wait(run_id, HANG_SECONDS) != COMPLETED
+        assert "is not among the 1 trusted ones" in federation.flwr.log(run_id)
+        assert not (tmp_path / "model.safetensors").exists()
+    finally:
+        federation.end("2")
+        start_node(federation, "2")
+        until(lambda: len(connected(federation)) == 3, "the node is not back")
 
 
 @pytest.mark.parametrize(("app", "least"), [("sklearn_gems", 0.9), ("pytorch_gems", 0.75)])

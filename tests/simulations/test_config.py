@@ -54,6 +54,19 @@ def test_every_experiment_composes_with_every_protocol_of_local_learners(experim
         assert config.rounds == config.evaluate_every
 
 
+def test_secure_sums_are_a_group_that_leaves_the_names_of_other_runs_alone():
+    plain, secure = compose_config([]), compose_config(["secure=sum", "secure.threshold=0.8"])
+    assert plain.secure == {}
+    assert Experiment(secure).strategy(None, []).secure.threshold == 0.8
+    assert secure.fingerprint() != plain.fingerprint()
+    assert variant_of(secure) == "secure=sum secure.threshold=0.8"
+    assert RunConfig.from_json(secure.to_json()) == secure
+    with pytest.raises(ConfigError, match="threshold must be above"):
+        Experiment(compose_config(["secure=sum", "secure.threshold=0.4"])).strategy(None, [])
+    with pytest.raises(ConfigError, match="looks at the replies of single nodes"):
+        Experiment(compose_config(["secure=sum", "strategy=ensemble"])).strategy(None, [])
+
+
 def test_the_promised_names_are_there():
     assert {"dynamic", "periodic", "nosync", "serial"} <= set(options("strategy"))
     assert {"fedavg", "one_shot_average", "ensemble", "local", "global"} <= set(options("strategy"))

@@ -1,0 +1,176 @@
+"""Class moments of all nodes together, from four sums over nodes.
+
+The mathematics is in `gems_flwr.moments.moment_sums` and `gems_flwr.moments.cone_from_totals`. Here
+are the exchanges. Whoever is not in a sum is not asked for the next, for its bounds hold for the
+samples that were counted; the result is that of the nodes in the last sum, with the means of those
+in the second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from gems_flwr.errors import RoundFailedError, SpaceError
+from gems_flwr.moments.cone_building import MIN_COUNT
+from gems_flwr.moments.cone_from_totals import (
+    cone_from_totals,
+    find_basis,
+    mean_columns,
+    pooled_means,
+    sketch_columns,
+)
+from gems_flwr.moments.moment_sums import (
+    Standard,
+    covariance_sections,
+    largest_of,
+    mean_sections,
+    scale_sections,
+    sketch_sections,
+)
+from gems_flwr.networks.backbone import SplitModel
+from gems_flwr.runtime.seeding import derive_seed
+from gems_flwr.secure.fixed_point import Section
+from gems_flwr.server.backbone_sending import BackboneSender
+from gems_flwr.server.loop import RoundLoop
+from gems_flwr.server.summing import Put, Summing, Total
+from gems_flwr.spaces.cone import ClassMomentCone
+from gems_flwr.spaces.covariance import QuantizedArray
+from gems_flwr.spaces.output_layer import OutputLayer
+from gems_flwr.wire.moment_requests import MomentSums, Stage, ask_for_moment_sums
+from gems_flwr.wire.space_requests import Cone
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SummedMoments:
+    """What four sums over nodes came to.
+
+    Parameters
+    ----------
+    cone : ClassMomentCone
+        Of all nodes together.
+    standard : Standard
+        How long inputs are: what later sums are bounded by.
+    nodes : tuple of str
+        Whose moments these are.
+    details : dict
+        What the round tells of it.
+    """
+
+    cone: ClassMomentCone
+    standard: Standard
+    nodes: tuple[str, ...]
+    details: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MomentExchanges:
+    """Asks nodes for the four sums.
+
+    Parameters
+    ----------
+    strategy : RoundLoop
+        Whose round it is.
+    summing : Summing
+        Adds up.
+    backbones : BackboneSender
+        Sends models.
+    model : SplitModel
+        Whose output layer the moments are for.
+    layer : OutputLayer
+        Which that is.
+    space : Cone
+        What is wanted.
+    """
+
+    strategy: RoundLoop
+    summing: Summing
+    backbones: BackboneSender
+    model: SplitModel
+    layer: OutputLayer
+    space: Cone
+
+    def play(self, server_round: int, nodes: Sequence[int], config: ConfigRecord) -> SummedMoments:
+        """Play all four; every sum has at least `min_nodes` nodes.
+
+        Raises
+        ------
+        RoundFailedError
+            If one has fewer, or the totals are such as no samples have.
+        """
+        place, classes = (server_round, config), self.layer.num_classes
+        sized = self._asked(place, "scale", nodes, scale_sections(classes, len(nodes)))
+        counts, largest = np.rint(sized.values["counts"]), largest_of(sized.values["powers"])
+        if not counts.max(initial=0) > 0:
+            raise RoundFailedError("no class has enough samples on any node", [], ())
+        try:
+            sections = mean_sections(counts, self.layer.features, largest)
+            total = self._asked(place, "means", self._ids(nodes, sized), sections)
+            pooled = pooled_means(total.values, total.errors)
+            standard, rows = pooled.standard, mean_columns(pooled)
+            seed = derive_seed(self.strategy.seed, "sketch", server_round) % 2**63
+            columns = sketch_columns(rows, int(self.space.sketch or 0), seed)
+            sections = sketch_sections(standard, columns.shape[1])
+            ids = self._ids(nodes, total)
+            sketch = self._asked(place, "sketch", ids, sections, standard, rows, seed)
+            basis = find_basis(pooled, columns, sketch.values["sketch"])
+            dense = basis.dense().astype(np.float64)
+            sections = covariance_sections(pooled.counts, standard, np.linalg.norm(dense, axis=1))
+            ids = self._ids(nodes, sketch)
+            last = self._asked(place, "covariances", ids, sections, standard, basis)
+            least = self.space.min_count or MIN_COUNT
+            cone = cone_from_totals(
+                last.values, pooled, dense, min_count=least, epsilon=self.space.epsilon
+            )
+        except SpaceError as error:
+            raise RoundFailedError(
+                f"the sums of {len(sized)} nodes are none that samples have: {error}", [], ()
+            ) from error
+        told = {"summed_nodes": list(last.nodes), "directions": len(dense)}
+        return SummedMoments(cone, standard, last.nodes, told)
+
+    def _ids(self, nodes: Sequence[int], total: Total) -> list[int]:
+        return [node for node in nodes if self.strategy.name_of(node) in total]
+
+    def _asked(
+        self,
+        place: tuple[int, ConfigRecord],
+        stage: Stage,
+        nodes: Sequence[int],
+        sections: Sequence[Section],
+        standard: Standard | None = None,
+        directions: QuantizedArray | None = None,
+        seed: int = 0,
+    ) -> Total:
+        server_round, config = place
+        random = int(self.space.sketch or 0) if stage == "sketch" else 0
+        request = MomentSums(stage, self.space.min_count, random, seed if random else 0)
+        center = None if standard is None else standard.center
+        scale = None if standard is None else standard.scale
+
+        def send(receivers: Sequence[int], put: Put) -> list[Message]:
+            def ask(message: Message) -> None:
+                ask_for_moment_sums(message.content, request, center, scale, directions)
+                put(message)
+
+            return self.backbones.collect(
+                self.strategy, server_round, receivers, self.model, config, ask, stage
+            )
+
+        def check(content: RecordDict) -> None:
+            self.backbones.refuse_lacking(content, self.layer.weight)
+
+        return self.summing.total(
+            self.strategy,
+            server_round,
+            nodes,
+            sections,
+            send,
+            check=check,
+            at_least=self.strategy.min_nodes,
+            step=stage,
+        )
