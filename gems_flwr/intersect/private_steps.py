@@ -1,16 +1,16 @@
 """A linear layer from noisy sums: class means, one spread for all, and noisy gradients.
 
 All that is known are totals with noise (`gems_flwr.moments.whole_sums`), so nothing may cost
-another look at the data: no line search, no loss. The first layer is least squares on one-hot labels
-by the noisy moments. Then come steps along noisy gradients, preconditioned by the noisy spread
-``U diag(w) U^T``, with Nesterov's momentum::
+another look at the data: no line search, no loss. The first layer is least squares on one-hot
+labels by the noisy moments. Then come steps along noisy gradients, preconditioned by the noisy
+spread ``U diag(w) U^T``, with Nesterov's momentum::
 
     m' = beta m - rate g(V + beta m) U diag(1 / (w + damping)) U^T,   V' = V + m'
 
 Noise is the same in all directions and the spread is not: in directions where the data hardly vary
-Newton's step would be made of noise, hence the damping, which is added to what is a share of the
-total spread (the w sum up to about 1). Clipped gradients are those of a loss that grows linearly for
-samples that are far on the wrong side, so the momentum has no need to be small.
+Newton's step would be made of noise, hence the damping, which grows with the noise. (The w are
+shares: they sum up to about 1.) Clipped gradients are those of a loss that grows linearly for
+samples far on the wrong side, so the momentum has no need to be small.
 
 Decided here, on validation data of MNIST (pixels and random filters, epsilon 1, 3 and 10):
 centring by the noisy mean, a clip at `REACH` of the typical distance from it, and the constants.

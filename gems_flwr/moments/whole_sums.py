@@ -64,7 +64,7 @@ def rounded(vectors: Float, longest: int) -> Float:
     if room < longest / 2:
         raise SpaceError("inputs", f"fewer than {longest**2} features", vectors.shape[1])
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return np.rint(vectors * (room / np.maximum(lengths, 1.0)))
+    return np.asarray(np.rint(vectors * (room / np.maximum(lengths, 1.0))))
 
 
 def mean_sums(inputs: Float, labels: Whole, classes: int, clip: float) -> dict[str, Whole]:
@@ -126,8 +126,8 @@ def spread_sums(inputs: Float, center: Float, clip: float) -> dict[str, Whole]:
     Returns
     -------
     dict
-        The ``diagonal`` (D,), and the ``corner`` above it as one row: in units of `spread_unit`. In
-        the length of a symmetric matrix the corner counts twice, so its noise has half the variance.
+        The ``diagonal`` (D,), and the ``corner`` above it as one row, in units of `spread_unit`.
+        In a symmetric matrix's length the corner counts twice: its noise has half the variance.
     """
     features = inputs.shape[1]
     total = np.zeros((features, features))

@@ -87,7 +87,7 @@ def _candidates(count: int, sigma: float, source: _Source) -> NDArray[np.int64]:
     chance = np.exp(-(((length - sigma**2 / scale) / sigma) ** 2) / 2)
     # 0 has two signs, and counts once.
     keep = (_unit(words) < chance) & ~(negative & (length == 0))
-    return np.where(negative, -length, length)[keep]
+    return np.asarray(np.where(negative, -length, length)[keep], dtype=np.int64)
 
 
 def _below(scale: int, count: int, source: _Source) -> NDArray[np.int64]:
@@ -99,7 +99,7 @@ def _below(scale: int, count: int, source: _Source) -> NDArray[np.int64]:
 
 def _unit(words: NDArray[np.uint64]) -> NDArray[np.float64]:
     """Return the upper 53 bits as numbers in (0, 1)."""
-    return ((words >> np.uint64(11)) + 0.5) * 2.0**-53
+    return np.asarray(((words >> np.uint64(11)) + 0.5) * 2.0**-53, dtype=np.float64)
 
 
 def _secret_words() -> _Source:

@@ -3,27 +3,26 @@
 The server of a secure sum sees the total alone, so the noise of the total is what counts: with h
 shares of deviation ``s`` in it, ``s sqrt(h)``. What is promised, to everybody but the nodes'
 own machines, is (epsilon, delta) for one sample more or less on any node, where h is the number of
-nodes that are sure to be in the sum and to add noise that nobody else knows: the fewest that a sum is
-opened with, less those who collude with the server (who know their own shares and subtract
+nodes that are sure to be in the sum and to add noise that nobody else knows: the fewest that a sum
+is opened with, less those who collude with the server (who know their own shares and subtract
 them). `SharedNoise` finds the share for that, and says what is left if there are more of them.
 
-Accounting. Sums are whole numbers whose sensitivity is exact (`gems_flwr.moments.whole_sums`), and the
-noise is that of `gems_flwr.secure.discrete_gaussian`. A release is taken for one with a Gaussian
-that is rounded afterwards: rounding is post-processing, and such releases compose by their squared
-mu (see `gems_flwr.moments.private_release`). What makes the difference are factors next to 1:
+Accounting. Sums are whole numbers whose sensitivity is exact (`gems_flwr.moments.whole_sums`), and
+the noise is that of `gems_flwr.secure.discrete_gaussian`. A release is taken for one with a
+Gaussian that is rounded afterwards: rounding is post-processing, and such releases compose by their
+squared mu (see `gems_flwr.moments.private_release`). The difference are factors next to 1:
 
-- A sum of n discrete Gaussians of deviation s is within ``exp(+-10 sum_k exp(-2 pi^2 s^2 k/(k+1)))``
-  of one of n times the variance (Kairouz, Liu and Steinke 2021, *The Distributed Discrete Gaussian
-  Mechanism*); below 1e-15 for s from 2 on.
+- A sum of n discrete Gaussians of deviation s is within a factor of ``exp(10 sum_k exp(-2 pi^2 s^2
+  k / (k + 1)))`` of one of n times the variance (Kairouz, Liu and Steinke 2021, *The Distributed
+  Discrete Gaussian Mechanism*); the exponent is below 1e-15 for s from 2 on.
 - With u uniform on a cell around x, the rounded Gaussian has there the density at x times
   ``E cosh(x u / s^2) exp(-u^2 / 2 s^2)``, from ``exp(-1 / 24 s^2)`` (Jensen; cosh is above 1) to
   ``exp(x^2 / 24 s^4)`` (``sinh(a/2) / (a/2) <= exp(a^2 / 24)``), and the sum of squares of d
   Gaussians is below ``d + 2 sqrt(d t) + 2 t`` but with a chance of ``exp(-t)`` (Laurent and Massart
-  2000). By Poisson's formula the discrete Gaussian's norm is that of the density but for the same
-  1e-15.
+  2000). By Poisson's formula the discrete Gaussian's norm is that of the density but for 1e-15.
 
-`epsilon_cost` adds these up; a thousandth of epsilon and a hundredth of delta pay for them. Whether a
-number wraps in its ring is post-processing, too: it costs digits, never privacy.
+`epsilon_cost` adds these up; a thousandth of epsilon and a hundredth of delta pay for them. Whether
+a number wraps in its ring is post-processing, too: it costs digits, never privacy.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ class PrivateGems(RoundLoop):
         self, ask: Callable[..., Total], noise: SharedNoise, arrays: Arrays
     ) -> tuple[PrivateMemory, Total]:
         """Ask for means, then for the spread around them; return the first layer."""
-        told = ask(PrivateSum("means", clip=self.clip), MEANS_PART, arrays)
+        told = ask(PrivateSum("means", clip=self.clip), MEANS_PART, arrays).values
         means = NoisyMeans.of(told["sums"], told["counts"], float(told["squares"][0]), self.clip)
         if means.total > self.examples:
             raise OptionError(
@@ -172,7 +172,7 @@ class PrivateGems(RoundLoop):
         center, clip = means.center, means.clip
         log_event("private_means", examples=round(means.total), clip=clip)
         total = ask(PrivateSum("spread", clip=clip), SPREAD_PART, arrays, center)
-        spread = Spread.of(total["diagonal"], total["corner"], means.total)
+        spread = Spread.of(total.values["diagonal"], total.values["corner"], means.total)
         # That of the gradients to come, if as many nodes take part in them.
         deviation = noise.share(self._gradient_part) * math.sqrt(len(total.nodes))
         first = Stepping.first(means, spread, deviation / means.total)
@@ -189,7 +189,7 @@ class PrivateGems(RoundLoop):
         ahead = _with_layer(arrays, layer, memory, memory.stepping.ahead)
         request = PrivateSum("gradient", clip=memory.clip, longest=LONGEST)
         total = ask(request, self._gradient_part, ahead, memory.center)
-        stepping = memory.stepping.stepped(total["gradient"], memory.spread, memory.samples)
+        stepping = memory.stepping.stepped(total.values["gradient"], memory.spread, memory.samples)
         return dataclasses.replace(memory, stepping=stepping), total
 
     @property

@@ -97,7 +97,7 @@ class PrivateSum(JsonRequest):
         sections = []
         for name, shape in shapes.items():
             noise = tail(max(1, numbers), self.deviation(name) * math.sqrt(nodes))
-            most = examples * self.sensitivity * (_SPARE if name == "counts" else 1)
+            most: float = examples * self.sensitivity * (_SPARE if name == "counts" else 1)
             # A single pixel's square is at most the squared length, a product half of that.
             most = most / 2 if name == "corner" else most
             sections.append(whole_section(name, shape, most + noise, nodes))

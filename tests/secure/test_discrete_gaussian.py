@@ -47,5 +47,5 @@ def test_secret_draws_differ_and_seeded_ones_do_not() -> None:
 
 @pytest.mark.parametrize("sigma", [0.0, 0.4, 2.0**41, np.nan])
 def test_a_deviation_out_of_range_is_refused(sigma: float) -> None:
-    with pytest.raises(OptionError, match="sigma must be from 0.5"):
+    with pytest.raises(OptionError, match=r"sigma must be from 0\.5"):
         discrete_gaussian(3, sigma)
