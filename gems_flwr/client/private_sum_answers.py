@@ -150,4 +150,4 @@ def _refuse_coarse(
         epsilon = spent_epsilon(squared_mu, bounds.dp_delta)
         if epsilon_cost(numbers, share, honest) <= EPSILON_PART * max(epsilon, EPSILON_PART):
             return
-    raise RefusedError("dp_delta", f"noise of {share:.3g} steps of the grid counts for none")
+    raise RefusedError("dp_budget", f"noise of {share:.3g} steps of the grid counts for none")
