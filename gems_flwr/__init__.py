@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from gems_flwr.errors import SecureSumError as SecureSumError
     from gems_flwr.errors import SpaceError as SpaceError
     from gems_flwr.errors import StateNotSavedError as StateNotSavedError
+    from gems_flwr.leaks.feature_files import save_features as save_features
     from gems_flwr.moments.cone_building import build_cone as build_cone
     from gems_flwr.networks.random_filters import RandomFilters as RandomFilters
     from gems_flwr.networks.random_fourier import RandomFourier as RandomFourier
@@ -196,6 +197,7 @@ _HOMES = {
     "aggregate_files": "offline",
     "build_cone": "moments.cone_building",
     "load_space": "spaces.space_files",
+    "save_features": "leaks.feature_files",
     "save_space": "spaces.space_files",
     # Errors.
     "BadReplyError": "errors",

@@ -3,7 +3,8 @@
 ``run``, ``report`` and ``reproduce`` are the ready simulations, each with options of its own
 (``gems-flwr run --help``). ``submit`` submits a Flower app to a SuperLink, follows its log, and
 ends with a status that tells success from failure. ``aggregate A B -o model.safetensors``
-aggregates space files, ``show`` says what one holds.
+aggregates space files and ``--remove`` takes a node out again; ``show`` says what one holds,
+``inspect`` what it gives away.
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ from pathlib import Path
 
 from gems_flwr.disk.faults import file_fault
 from gems_flwr.errors import EmptyIntersectionError, GemsError, OptionError
+from gems_flwr.inspect_command import add_inspect
 from gems_flwr.offline import aggregate_files, describe
+from gems_flwr.offline_totals import aggregate_total
+from gems_flwr.receipts import Receipt
 from gems_flwr.runtime.app_output import output_for
 from gems_flwr.runtime.flower_cli import COMPLETED, FlowerCli
 from gems_flwr.runtime.ready_simulations import COMMANDS, start_simulations
+from gems_flwr.server.leaving_runs import leave_run
 from gems_flwr.spaces.space_files import load_space
 
 
@@ -26,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Returns 0 for success, 1 for a run that failed, 2 for bad input, 3 for an empty intersection,
-    130 if it was interrupted.
+    4 for a space that gives a class away (``inspect``), 130 if it was interrupted.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -58,10 +63,43 @@ def _parser() -> argparse.ArgumentParser:
         commands.add_parser(name, help=help_text)
 
     aggregate = commands.add_parser("aggregate", help="aggregate space files into a model file")
-    aggregate.add_argument("files", nargs="+", type=Path, help="space files, one per node")
+    aggregate.add_argument("files", nargs="*", type=Path, help="space files, one per node")
     aggregate.add_argument("-o", "--output", type=Path, required=True, help="the model file")
     aggregate.add_argument(
         "--add", action="store_true", help="go on from the spaces kept beside the output"
+    )
+    aggregate.add_argument(
+        "--remove",
+        action="append",
+        default=[],
+        metavar="NODE",
+        help="a node that leaves: its space is deleted, the model made anew from the others'; may "
+        "be given several times",
+    )
+    aggregate.add_argument(
+        "--run",
+        type=Path,
+        dest="folder",
+        metavar="FOLDER",
+        help="checkpoint_dir of a run of Gems that has ended, to remove nodes from",
+    )
+    aggregate.add_argument("--layer", help="with --run: name of the output layer, if it needs one")
+    aggregate.add_argument(
+        "--total", type=Path, metavar="FILE", help="a kept total of sums, instead of space files"
+    )
+    aggregate.add_argument(
+        "--difference",
+        type=Path,
+        metavar="FILE",
+        help="what those who leave a total take out of it, signed by each",
+    )
+    aggregate.add_argument(
+        "--key",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="NODE.pub",
+        help="public key of a node that leaves a total; may be given several times",
     )
     aggregate.add_argument("--classes", type=int, help="classes of the task (balls, ellipsoids)")
     aggregate.add_argument(
@@ -88,6 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     show = commands.add_parser("show", help="say what a space file holds and reveals")
     show.add_argument("files", nargs="+", type=Path, help="space files")
     show.set_defaults(run=_show)
+    add_inspect(commands)
 
     submit = commands.add_parser("submit", help="flwr run, follow the log, and tell how it ended")
     submit.add_argument("app", nargs="?", default=".", help="folder of the Flower app")
@@ -118,16 +157,27 @@ def _refuse_apps(command: str, first: str = "", second: str = "", *_: str) -> No
 
 
 def _aggregate(options: argparse.Namespace) -> int:
-    result = aggregate_files(
-        options.files,
-        options.output,
-        add=options.add,
-        classes=options.classes,
-        keys=tuple(options.keys),
-        select=options.select,
-        on_empty=options.on_empty,
-        ridge=options.ridge,
-    )
+    if options.total is not None:
+        return _aggregate_total(options)
+    if options.difference is not None or options.key:
+        raise OptionError("--difference and --key are for --total: spaces are kept by node")
+    how = {key: getattr(options, key) for key in ("select", "on_empty", "ridge")}
+    if options.folder is not None:
+        if options.files or options.add:
+            raise OptionError("no space file can be added to a run that has ended")
+        result = leave_run(
+            options.folder, options.remove, options.output, layer=options.layer, **how
+        )
+    else:
+        result = aggregate_files(
+            options.files,
+            options.output,
+            add=options.add,
+            remove=options.remove,
+            classes=options.classes,
+            keys=tuple(options.keys),
+            **how,
+        )
     found = result.aggregate.intersection
     for failure in result.rejected:
         print(f"left out: {failure}", file=sys.stderr)
@@ -141,7 +191,36 @@ def _aggregate(options: argparse.Namespace) -> int:
         print("it is the plain average of the nodes' models")
     for node, margin in zip(result.nodes, found.margins, strict=True):
         print(f"  {node}: margin {margin:+.4g}")
+    if result.receipt is not None:
+        _print_receipt(result.receipt)
     return 0
+
+
+def _aggregate_total(options: argparse.Namespace) -> int:
+    if options.files or options.add:
+        raise OptionError("a total is of sums, to which no space file can be added")
+    result = aggregate_total(
+        options.total,
+        options.output,
+        remove=options.remove,
+        difference=options.difference,
+        keys=options.key,
+        layer_keys=tuple(options.keys),
+        ridge=options.ridge,
+    )
+    seconds = result.aggregate.intersection.seconds
+    print(f"{options.output}: the total of {len(result.nodes)} nodes ({seconds:.2f} s)")
+    if result.receipt is not None:
+        _print_receipt(result.receipt)
+        print(result.receipt.note)
+    return 0
+
+
+def _print_receipt(receipt: Receipt) -> None:
+    for node, digest in receipt.removed.items():
+        print(f"removed {node} at {receipt.at}: sha256 {digest}")
+    print(f"model before: sha256 {receipt.model_before}")
+    print(f"model after:  sha256 {receipt.model_after}")
 
 
 def _show(options: argparse.Namespace) -> int:

@@ -171,7 +171,7 @@ class NotEnoughNodesError(GemsError):
 
 
 class OfflineError(GemsError, ValueError):
-    """Files that cannot be aggregated.
+    """Files that cannot be aggregated, or looked at.
 
     Examples
     --------

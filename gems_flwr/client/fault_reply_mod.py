@@ -7,19 +7,22 @@ error reply at once::
     app = ClientApp(mods=[fault_reply_mod])
 
 All mods of this library go through it, so this is also where a node says its name, to a server that
-has to know who is who before it asks for anything else (see `gems_flwr.server.nodes`).
+has to know who is who before it asks for anything else (see `gems_flwr.server.nodes`), and by which
+it leaves a run (`gems_flwr.client.withdrawing`).
 """
 
 from __future__ import annotations
 
 from flwr.app import Context, Error, Message
 
+from gems_flwr.client.withdrawing import is_withdrawing
 from gems_flwr.errors import GemsError, OptionError, describe_fault
 from gems_flwr.runtime.flower_internals import HANDLER_RAISED, ClientAppCallable
 from gems_flwr.wire.asking import wants_name
 from gems_flwr.wire.fault_reasons import fault_reason
 from gems_flwr.wire.model_replies import pack_name
 from gems_flwr.wire.secure_messages import stage_word
+from gems_flwr.wire.withdrawals import pack_withdrawal
 
 
 def node_name(context: Context) -> str:
@@ -36,8 +39,9 @@ def fault_reply_mod(
 ) -> Message:
     """Run the handler; reply with an error that names the node and the fault if it fails.
 
-    Where the server asks for nothing but the node's name, it is told without the handler. What is
-    asked of a secure sum is refused, unless the mod that answers it is the one around (`secure`).
+    Where the server asks for nothing but the node's name, it is told without the handler. A node
+    that leaves says so instead of anything else. What is asked of a secure sum is refused, unless
+    the mod that answers it is the one around (`secure`).
 
     Examples
     --------
@@ -58,6 +62,8 @@ def fault_reply_mod(
     try:
         if wants_name(message.content):
             return Message(pack_name(node_name(context)), reply_to=message)
+        if is_withdrawing(context.node_config):
+            return Message(pack_withdrawal(node_name(context)), reply_to=message)
         if not secure and stage_word(message.content) is not None:
             raise OptionError(
                 "write ClientApp(mods=[secure_sum_mod(), ...]), first of all mods: the server asks "

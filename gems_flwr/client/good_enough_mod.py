@@ -26,6 +26,7 @@ from torch import nn
 
 from gems_flwr.client.candidates import judge_candidates
 from gems_flwr.client.fault_reply_mod import fault_reply_mod, node_name
+from gems_flwr.client.leak_report import report_gradient, report_space, wants_report
 from gems_flwr.client.limits import NodeLimits, refuse_bypass
 from gems_flwr.client.loss_answers import answer_gradient, answer_losses
 from gems_flwr.client.masking import masked_with
@@ -101,6 +102,7 @@ def good_enough_mod(
     layer: str | None = None,
     activation: nn.Module | None = None,
     limits: NodeLimits | None = None,
+    report_leaks: bool = False,
 ) -> Mod:
     """Return a mod that answers the server's requests for good-enough spaces.
 
@@ -122,6 +124,10 @@ def good_enough_mod(
     limits : NodeLimits, optional
         What the node gives away at most. By default its ``--node-config`` says so, and where that
         says nothing, the defaults of `NodeLimits` hold.
+    report_leaks : bool, default False
+        Whether the node's own log says of every space and gradient what it gives away, as
+        ``gems-flwr inspect`` does in full; takes some seconds. ``report-leaks=true`` in the
+        ``--node-config`` says so, too. The reply is the same.
 
     Examples
     --------
@@ -183,6 +189,7 @@ def good_enough_mod(
         context: Context,
         call_next: ClientAppCallable,
     ) -> Message:
+        reports = wants_report(report_leaks, context.node_config)
         request = bounds.narrowed(request)
         whole = complete_model(message, context, model)
         if whole is None:
@@ -209,6 +216,9 @@ def good_enough_mod(
         space = request.build(NodeLayer(weight, bias, samples, seed, *shown))
         bounds.check_release(space)
         packed = pack_space_reply(space, name=name)
+        if reports:
+            look = derive_seed(_run_seed(message), "leaks", _round(message), name)
+            report_space(space, samples, node=name, seed=look)
         if reply is not None:
             put_handler_metrics(packed, reply.content)
         return Message(packed, reply_to=message)
@@ -290,6 +300,7 @@ def good_enough_mod(
         message: Message,
         context: Context,
     ) -> Message:
+        reports = wants_report(report_leaks, context.node_config)
         bounds.check_losses()
         beside, name = take_beside(message.content), node_name(context)
         whole = complete_model(message, context, model)
@@ -302,7 +313,8 @@ def good_enough_mod(
             masked = masked_with() > 0
             content = answer_summed_loss(request, *about, bounds, layout, name=name, masked=masked)
         elif isinstance(request, GradientRequest):
-            content = answer_gradient(request, *about, bounds, name=name)
+            tell = partial(report_gradient, node=name) if reports else None
+            content = answer_gradient(request, *about, bounds, name=name, report=tell)
         else:
             content = answer_losses(request, *about, name=name)
         return Message(content, reply_to=message)

@@ -29,12 +29,14 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
+import numpy as np
 from flwr.app import Message
 from numpy.typing import NDArray
 
 from gems_flwr.errors import BypassedPrivacyError, OptionError, RefusedError
 from gems_flwr.moments.automatic_rank import (
     NUMBERS_PER_SAMPLE,
+    SAMPLES_PER_DIRECTION,
     allowed_rank,
     may_send_full,
     smallest_count,
@@ -179,8 +181,10 @@ class NodeLimits:
         """Fewest samples of a class in sums, if the node has opened them; else the request's."""
         return self.min_count if self.largest_rank == "full" else None
 
-    def least_for_sums(self, asked: int | None) -> int:
+    def least_for_sums(self, asked: int | None, *, masked: bool = False) -> int:
         """Return how many samples of a class there must be for it to be in a sum.
+
+        Under masks few hide among those of others; whether there are enough is the total's matter.
 
         Raises
         ------
@@ -189,15 +193,25 @@ class NodeLimits:
         """
         if asked is not None and asked < self.min_count:
             raise RefusedError("min_count", f"it is {self.min_count}, the server asks for {asked}")
-        return self.least_in_sums or asked or max(MIN_COUNT, self.min_count)
+        default = self.min_count if masked else max(MIN_COUNT, self.min_count)
+        return self.least_in_sums or asked or default
 
     def check_summand(
-        self, stage: str, counts: NDArray[Any], features: int, directions: int, *, masked: bool
+        self,
+        stage: str,
+        counts: NDArray[Any],
+        features: int,
+        directions: int,
+        *,
+        masked: bool,
+        totals: NDArray[Any] | None = None,
     ) -> None:
         """Look at a summand of class moments that is about to leave the node.
 
         Unmasked it may tell no more than moments of the node's own could: exact means of classes
-        with more samples than features, and as many directions as samples allow.
+        with more samples than features, and as many directions as samples allow. Under masks the
+        total is what is told, so its counts are what is looked at: of a class that no other node
+        has, they are the node's own.
 
         Parameters
         ----------
@@ -211,6 +225,8 @@ class NodeLimits:
             How many directions are told of all samples, or of every class.
         masked : bool
             Whether nobody sees the summand itself.
+        totals : int array of shape (C,), optional
+            Under masks, samples of each class on all nodes, as the server says.
 
         Raises
         ------
@@ -219,29 +235,45 @@ class NodeLimits:
         """
         if self.require_dp:
             raise RefusedError("require_dp", "sums of moments without noise")
-        if masked or self.largest_rank == "full" or stage == "scale":
+        if self.largest_rank == "full" or stage == "scale":
             return
+        if masked:
+            if totals is None or len(totals) < len(counts) or (totals < counts)[counts > 0].any():
+                raise RefusedError(
+                    "largest_rank", "the server does not say how many samples the sum is of"
+                )
+            counts = np.where(counts > 0, totals[: len(counts)], 0)
         groups = {"all classes": int(counts.sum())}
         if stage != "sketch":
             groups = {f"class {c}": int(n) for c, n in enumerate(counts) if n}
         for group, count in groups.items():
-            if not count:
-                continue
-            most = allowed_rank(count, features) if self.rank_cap is None else self.rank_cap
-            few = stage == "means" and features > NUMBERS_PER_SAMPLE * count
-            if few and self.largest_rank == "auto":
-                raise RefusedError(
-                    "largest_rank",
-                    f"an exact mean of {features} features, {group} has {count} samples; ask with "
-                    "masks, or for rank='auto' without sums",
-                )
-            if directions > most:
-                raise RefusedError(
-                    "largest_rank",
-                    f"{group} has {count} samples of {features} features, of which it shows at "
-                    f"most {most} directions, and the server asks for {directions}; ask for a "
-                    "smaller sketch, or with masks",
-                )
+            if count:
+                self._check_group(stage, group, count, features, directions, masked=masked)
+
+    def _check_group(
+        self, stage: str, group: str, count: int, features: int, directions: int, *, masked: bool
+    ) -> None:
+        """Refuse a mean, or directions, of too few samples."""
+        whose = " on all nodes" if masked else ""
+        enough = MIN_COUNT if masked else features / NUMBERS_PER_SAMPLE
+        if stage == "means" and count < enough and self.largest_rank == "auto":
+            raise RefusedError(
+                "largest_rank",
+                f"an exact mean of {features} features, {group} has {count} samples{whose}; "
+                + ("leave it out" if masked else "ask with masks, or for rank='auto' without sums"),
+            )
+        most = allowed_rank(count, features) if self.rank_cap is None else self.rank_cap
+        if directions > most:
+            raise RefusedError(
+                "largest_rank",
+                f"{group} has {count} samples of {features} features{whose}, of which it shows at "
+                f"most {most} directions, and the server asks for {directions}; ask for a smaller "
+                + (
+                    f"sketch, or Cone(min_count={SAMPLES_PER_DIRECTION * directions})"
+                    if masked
+                    else "sketch, or with masks"
+                ),
+            )
 
     def narrowed(self, request: SpaceRequest) -> SpaceRequest:
         """Return a request for a space as this node answers it.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from flwr.app import RecordDict
 
 from gems_flwr.client.limits import NodeLimits
 from gems_flwr.errors import ModelError
-from gems_flwr.moments.loss_sums import loss_sums, losses_along
+from gems_flwr.moments.loss_sums import LossSums, loss_sums, losses_along
 from gems_flwr.samples import Samples
 from gems_flwr.spaces.output_layer import OutputLayer
 from gems_flwr.typing import Arrays, Float
@@ -27,6 +29,7 @@ def answer_gradient(
     bounds: NodeLimits,
     *,
     name: str,
+    report: Callable[[LossSums], None] | None = None,
 ) -> RecordDict:
     """Return the reply with loss, gradient and curvature of a model.
 
@@ -46,6 +49,8 @@ def answer_gradient(
         What the node gives away at most.
     name : str
         The node's.
+    report : callable, optional
+        Told what is about to leave the node.
 
     Raises
     ------
@@ -56,6 +61,8 @@ def answer_gradient(
     weights = request.weights_of(len(layer))
     sums = loss_sums(samples, layer, beside.scale, weights, by_class=request.by_class)
     bounds.check_gradient(sums.count, sums.fewest, output.features)
+    if report is not None:
+        report(sums)
     return pack_gradient_reply(sums, request, beside.basis, name=name)
 
 

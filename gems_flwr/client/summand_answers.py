@@ -73,13 +73,19 @@ def answer_moment_sums(
     RefusedError
         If the limits do not allow it.
     """
-    samples = large_enough(samples, bounds.least_for_sums(request.min_count))
+    least = bounds.least_for_sums(request.min_count, masked=masked)
+    samples = large_enough(samples, least, request.totals)
     features = samples.inputs.shape[1]
     if directions is not None and directions.rows.shape[1] != features:
         raise ModelError(f"directions of {directions.rows.shape[1]} inputs, there are {features}")
     counts = torch.bincount(samples.labels.long(), minlength=classes).numpy()
     told = 0 if directions is None else len(directions.rows) + request.random
-    bounds.check_summand(request.stage, counts, features, told, masked=masked)
+    asked = {section.name for section in layout.sections}
+    if request.stage == "covariances":
+        shown = np.array([f"second-{label}" in asked for label in range(classes)])
+        counts = np.where(shown, counts, 0)
+    totals = np.array(request.totals) if masked and request.totals else None
+    bounds.check_summand(request.stage, counts, features, told, masked=masked, totals=totals)
     values: dict[str, Float]
     if request.stage == "scale":
         values = scale_sums(samples, classes)
@@ -118,7 +124,7 @@ def answer_summed_loss(
         If too few samples stand behind the gradient.
     """
     # The same samples as in the moments, whose totals bound these sums.
-    samples = large_enough(samples, bounds.least_for_sums(request.min_count))
+    samples = large_enough(samples, bounds.least_for_sums(request.min_count, masked=masked))
     layer = scaled_layer(arrays, output, beside.scale)
     weights = request.weights_of(len(layer))
     labels = samples.labels.long().cpu()

@@ -14,6 +14,7 @@ import os
 import stat
 from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,9 +71,29 @@ CHECKSUM = "checksum"
 DIGEST_BYTES = 16
 
 
+class _Hash(Protocol):
+    def update(self, data: bytes | memoryview, /) -> None: ...
+
+
 def checksum(arrays: Mapping[str, NDArray], texts: Mapping[str, str]) -> str:
     """Return the checksum of arrays and of a header's texts, in whatever order they come."""
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    _feed(digest, arrays, texts)
+    return digest.hexdigest()
+
+
+def contents_digest(arrays: Mapping[str, NDArray], texts: Mapping[str, str]) -> str:
+    """Return the sha256 of arrays and texts, in whatever order they come, as a hexadecimal text.
+
+    Of what a file holds rather than of the file: safetensors writes the texts of a header in an
+    order that differs from one process to the next.
+    """
+    digest = hashlib.sha256()
+    _feed(digest, arrays, texts)
+    return digest.hexdigest()
+
+
+def _feed(digest: _Hash, arrays: Mapping[str, NDArray], texts: Mapping[str, str]) -> None:
     for key in sorted(texts):
         if key != CHECKSUM:
             digest.update(repr((key, texts[key])).encode(errors="surrogatepass"))
@@ -82,7 +103,6 @@ def checksum(arrays: Mapping[str, NDArray], texts: Mapping[str, str]) -> str:
         # As in the file: little-endian, row by row.
         stored = array.astype(array.dtype.newbyteorder("<"), order="C", copy=False)
         digest.update(stored.reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()
 
 
 def verify_checksum(

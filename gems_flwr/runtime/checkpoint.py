@@ -124,6 +124,16 @@ class CheckpointFolder:
         # Replies of a round that is done are never looked for again: litter at worst.
         shutil.rmtree(self.folder / _INBOX, ignore_errors=True)
 
+    def replace_state(self, groups: Groups, meta: Mapping[str, Any]) -> None:
+        """Write another state of the same round; the inbox stays.
+
+        Raises
+        ------
+        DiskError
+            If it cannot be written; the state before it is unchanged.
+        """
+        save_arrays(self.folder / _FILE, groups, meta)
+
     def load(self) -> tuple[dict[str, dict[str, NDArray]], dict[str, Any]] | None:
         """Return the last saved state, or None where there is none yet."""
         path = self.folder / _FILE
@@ -187,6 +197,20 @@ class CheckpointFolder:
         with contextlib.suppress(OSError):
             self._reply_path(exchange, node).unlink(missing_ok=True)
 
+    def drop_replies_of(self, node: str, *, but: str | None) -> None:
+        """Forget all that a node has sent, but its reply to one exchange.
+
+        Raises
+        ------
+        DiskError
+            If something cannot be removed.
+        """
+        stays = None if but is None else self._reply_path(but, node)
+        for path in (self.folder / _INBOX).glob(f"*-{_of_node(node)}"):
+            if path != stays:
+                with disk_faults(f"remove {path}"):
+                    path.unlink()
+
     def has_replies(self) -> bool:
         """Whether an interrupted round left replies behind."""
         return any((self.folder / _INBOX).glob("*"))
@@ -196,11 +220,15 @@ class CheckpointFolder:
         return any(not _UNNAMED.search(path.name) for path in (self.folder / _INBOX).glob("*"))
 
     def _reply_path(self, exchange: str, node: str) -> Path:
-        # Names come from nodes: quoted they cannot leave the folder, cut they fit a file name,
-        # and the digest keeps two long ones apart.
-        digest = hashlib.blake2b(node.encode(), digest_size=4).hexdigest()
-        name = f"{quote(exchange, safe='')}-{quote(node, safe='')[:60]}-{digest}.reply"
-        return self.folder / _INBOX / name
+        return self.folder / _INBOX / f"{quote(exchange, safe='')}-{_of_node(node)}"
+
+
+def _of_node(node: str) -> str:
+    """Return what the file of a node's reply ends in."""
+    # Names come from nodes: quoted they cannot leave the folder, cut they fit a file name,
+    # and the digest keeps two long ones apart.
+    digest = hashlib.blake2b(node.encode(), digest_size=4).hexdigest()
+    return f"{quote(node, safe='')[:60]}-{digest}.reply"
 
 
 def _digest(data: bytes) -> bytes:

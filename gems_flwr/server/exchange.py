@@ -31,11 +31,13 @@ from gems_flwr.wire.keys import SECAGG_CONFIGS
 from gems_flwr.wire.model_replies import is_masked, unpack_name
 from gems_flwr.wire.purposes import purpose_of
 from gems_flwr.wire.records import payload_bytes
+from gems_flwr.wire.withdrawals import pack_withdrawal, withdraws
 
 _RETURN_POLL_SECONDS = 0.5
 
 T = TypeVar("T")
 
+HAS_LEFT = "it has withdrawn from the run"
 _NO_SECAGG = (
     "the node runs Flower's secaggplus_mod, whose protocol only Flower's legacy SecAggPlusWorkflow "
     "speaks; remove the mod, or use that workflow with a legacy strategy"
@@ -95,10 +97,18 @@ class Exchange:
     max_reply_bytes: int | None = None
     max_examples: float | None = None
     barred: Mapping[int, str] = field(default_factory=dict)
+    # Hears of every reply with content as it comes in, and of how many are still to come.
+    hears: Callable[[Message, int], None] | None = field(default=None, init=False)
+    # If the round is played again without nodes that have left: how often it was, and what a
+    # strategy has of the others that it need not ask for again.
+    replays: int = field(default=0, init=False)
+    held: Any = field(default=None, init=False)
     # By id until the round is over: a node may tell its name in its reply only.
     _asked: list[int] = field(default_factory=list, init=False)
     _answered: list[int] = field(default_factory=list, init=False)
     _failed: list[tuple[int, str]] = field(default_factory=list, init=False)
+    # Who left the run in this round, and had given usable replies in it before.
+    _left_after: list[int] = field(default_factory=list, init=False)
     # Under which key a node's reply is kept: that of the question, never what the reply says.
     _keys: dict[int, str] = field(default_factory=dict, init=False)
     # What the messages so far were for, one word for each time that some were sent.
@@ -123,6 +133,11 @@ class Exchange:
     def answered_ids(self) -> tuple[int, ...]:
         """Ids of the nodes that gave a usable reply, in the order of their names."""
         return tuple(sorted(set(self._answered), key=self.nodes.position))
+
+    @property
+    def left_after_answering(self) -> tuple[str, ...]:
+        """Names of the nodes that left in this round, after usable replies in it."""
+        return self._names(self._left_after)
 
     @property
     def refused(self) -> dict[int, str]:
@@ -156,7 +171,9 @@ class Exchange:
             kept = self.inbox and self.inbox.kept_reply(self._key(message), name)
             if kept and not self._too_large(kept):
                 log_event("reply_kept", round=self.server_round, node=name, what=self._what)
+                self._note_leaving(message.metadata.dst_node_id, kept)
                 replies.append(Message(kept, reply_to=message))
+                self._pass_on(replies[-1], 0)
             else:
                 outgoing.append(message)
         answers = self._ask(outgoing)
@@ -196,9 +213,12 @@ class Exchange:
             has_content = reply.has_content() and not size
             if has_content:
                 self._learn(reply)
+                self._note_leaving(node_id, reply.content)
                 if self.inbox:
                     name = self.nodes.name(node_id)
-                    self.inbox.keep_reply(self._keys[node_id], name, reply.content)
+                    left = self.nodes.has_left(node_id)
+                    content = pack_withdrawal(name) if left else reply.content
+                    self.inbox.keep_reply(self._keys[node_id], name, content)
             self._log_reply(reply, seconds)
             if size:
                 self._fail(node_id, self._size_reason(size))
@@ -206,9 +226,15 @@ class Exchange:
                 answers[node_id] = reply
             for callback in self.callbacks:
                 callback.on_reply(self.server_round, self.nodes.name(node_id), has_content)
+            if has_content:
+                self._pass_on(reply, len(waiting))
         for node_id in sorted(waiting, key=self.nodes.position):
             self._fail(node_id, f"no reply within {self.timeout} s")
         return answers
+
+    def _pass_on(self, reply: Message, waiting: int) -> None:
+        if self.hears is not None and not self.nodes.has_left(reply.metadata.src_node_id):
+            self.hears(reply, waiting)
 
     def _returned(self, lost: list[Message]) -> list[Message]:
         """Return the messages whose nodes are connected again, waiting for them if told to."""
@@ -227,6 +253,8 @@ class Exchange:
         outgoing = []
         for message in messages:
             node_id = message.metadata.dst_node_id
+            if self.nodes.has_left(node_id):
+                continue  # nobody asks it again
             if node_id not in self.barred:
                 outgoing.append(message)
             elif node_id not in self.refused:
@@ -264,6 +292,9 @@ class Exchange:
             node_id = reply.metadata.src_node_id
             if reply.has_error():
                 self._fail(node_id, _explained(reply.error.reason or f"error {reply.error.code}"))
+                continue
+            if self.nodes.has_left(node_id):
+                self._fail(node_id, HAS_LEFT)
                 continue
             try:
                 if is_masked(reply.content):
@@ -319,6 +350,21 @@ class Exchange:
         self._fail(node_id, reason)
         if self.inbox and node_id in self._keys:
             self.inbox.drop_reply(self._keys[node_id], self.nodes.name(node_id))
+
+    def _note_leaving(self, node_id: int, content: RecordDict) -> None:
+        """Note that a node leaves by this reply; what it has said before in this round is void."""
+        if withdraws(content):
+            self._warn("withdraw", node=self.nodes.name(node_id), what=self._what)
+            self.nodes.withdraw(node_id)
+            self._left_after += [node_id] if node_id in self._answered else []
+            self._answered = [each for each in self._answered if each != node_id]
+
+    def forget(self, node_id: int) -> None:
+        """Forget what a node that has left had sent in this round, on disk as well."""
+        if self.inbox:
+            name, key = self.nodes.name(node_id), self._keys.get(node_id)
+            # That it left stays: a resumed run has to know.
+            self.inbox.drop_replies_of(name, but=key)
 
     def _learn(self, reply: Message) -> None:
         self.nodes.learn(reply.metadata.src_node_id, unpack_name(reply.content))

@@ -21,6 +21,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 
 from gems_flwr.errors import RoundFailedError
+from gems_flwr.receipts import RECEIPTS
 from gems_flwr.runtime.metered_grid import MeteredGrid
 from gems_flwr.server.exchange import Exchange
 from gems_flwr.server.log import is_heard, log_event, log_text, without_clashes
@@ -30,6 +31,12 @@ from gems_flwr.server.round_log import RoundLog, owning_its_folder
 from gems_flwr.server.round_methods import EvaluateFn, RoundMethods
 from gems_flwr.server.run_summary import end_lines, start_lines
 from gems_flwr.server.state import RoundOutcome, RoundRecord, RunResult, ServerState
+from gems_flwr.server.withdrawing import (
+    play_without_leavers,
+    put_receipts,
+    who_left,
+    without_leavers,
+)
 from gems_flwr.typing import Arrays, Metrics
 from gems_flwr.wire.fault_reasons import is_without_mod
 from gems_flwr.wire.keys import EVALUATE, TRAIN
@@ -124,14 +131,16 @@ class RoundLoop(RoundMethods):
         """
         grid, began = MeteredGrid.around(grid), time.perf_counter()
         # Node ids of another run mean nothing in this one.
-        self._nodes = Nodes()
+        self._nodes, self._left = Nodes(), ()
         self.prepare(to_numpy(initial_arrays), num_rounds)
         rounds = num_rounds if self.rounds_needed is None else self.rounds_needed
         round_log = self._open_round_log(initial_arrays)
         state = self._begin(initial_arrays, round_log, evaluate_fn)
         self._log_start(state, rounds, train_config, evaluate_config)
         counted = grid.total
-        if state.round < rounds:
+        self._nodes.recall_withdrawn(who_left(state.details))
+        put_receipts(self.checkpoint_dir, state.details, RECEIPTS)
+        if state.round < self.rounds_in_all(state, rounds):
             self._meet_nodes(grid, round_log, timeout)
         # One record for all rounds, as in Flower: what `configure_train` changes in it stays.
         configs = (
@@ -140,9 +149,9 @@ class RoundLoop(RoundMethods):
         )
 
         stopped_because = self.reason_to_stop(state) or _asked_to_stop(should_stop, state)
-        while state.round < rounds and not stopped_because:
+        while state.round < (last := self.rounds_in_all(state, rounds)) and not stopped_because:
             number, started = state.round + 1, time.perf_counter()
-            log_text("", f"[ROUND {number}/{rounds}]")
+            log_text("", f"[ROUND {number}/{last}]")
             if names := self._nodes.settle(grid):
                 state = self.rename_nodes(state, names)
             exchange = Exchange(
@@ -173,9 +182,10 @@ class RoundLoop(RoundMethods):
                 ),
             )
             counted = grid.total
-            state = state.after(record, outcome)
+            state = self._without_leavers(state.after(record, outcome))
             if round_log:
                 round_log.save(state)
+                put_receipts(self.checkpoint_dir, state.details, RECEIPTS)
             log_event("round_end", **_logged(record))
             for callback in self.callbacks:
                 callback.on_round_end(record)
@@ -197,13 +207,16 @@ class RoundLoop(RoundMethods):
     ) -> RoundOutcome:
         """Play one round, without those whose replies make it fail."""
 
+        def once(now: ServerState) -> RoundOutcome:
+            number = exchange.server_round
+            outcome = self.play_round(number, now, grid, train_config, evaluate_config)
+            return self._evaluated(number, outcome, evaluate_config, grid)
+
         def play(barred: Mapping[int, str]) -> RoundOutcome:
             self._exchange = dataclasses.replace(exchange, barred=barred)
             self._is_playing = True
             try:
-                number = exchange.server_round
-                outcome = self.play_round(number, state, grid, train_config, evaluate_config)
-                return self._evaluated(number, outcome, evaluate_config, grid)
+                return play_without_leavers(self, self._exchange, state, self._left, once)
             except RoundFailedError as error:
                 said = {failure.node: failure.reason for failure in error.failures}
                 nobody = self.mods_needed() and not error.replies
@@ -216,6 +229,12 @@ class RoundLoop(RoundMethods):
         if exchange.inbox is None:
             return play({})  # to play it again everybody would have to train again
         return play_despite_replies(play, lambda: self._exchange)
+
+    def _without_leavers(self, state: ServerState) -> ServerState:
+        """Return a state that says nothing of those who have left, but for the receipts."""
+        self._left = self._nodes.withdrawn
+        names = who_left(state.details)
+        return dataclasses.replace(state, details=without_leavers(state.details, names))
 
     def _evaluated(
         self, server_round: int, outcome: RoundOutcome, config: ConfigRecord, grid: Grid
@@ -290,7 +309,8 @@ class RoundLoop(RoundMethods):
         self._nodes.settle(grid)
         # Names are needed beforehand to tell nodes apart, and to recognise replies that were
         # kept. Otherwise they come with the replies, and one-round methods stay at one round.
-        if self.needs_names() or (round_log and round_log.files.has_named_replies()):
+        named = round_log and round_log.files.has_named_replies()
+        if self.needs_names() or named or self._nodes.awaits_leavers:
             self._ask_names(grid, nodes, timeout)
 
 

@@ -33,7 +33,7 @@ from __future__ import annotations
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
 from flwr.app import ConfigRecord, Message
@@ -70,6 +70,9 @@ class Nodes:
         # What the grid tells of nodes: the name that they are registered under, and since when.
         self._entries: dict[int, tuple[str, str]] = {}
         self._disputes: list[NameDispute] = []
+        # Who has left the run: by id, and by the names that an earlier process knew them by.
+        self._withdrawn: set[int] = set()
+        self._withdrawn_names: frozenset[str] = frozenset()
 
     # --- what a node is called ----------------------------------------------------------------
 
@@ -93,7 +96,7 @@ class Nodes:
         if not name:
             # Flower writes times as ISO 8601 in UTC, whose order is that of the texts.
             return (1, 0, self._entries.get(node_id, ("", ""))[1], node_id)
-        return (0, int(name), name, node_id) if name.isdecimal() else (2, 0, name, node_id)
+        return (*name_order(name), node_id)
 
     def take_disputes(self) -> tuple[NameDispute, ...]:
         """Return who called itself by another's name since this was last asked."""
@@ -104,6 +107,35 @@ class Nodes:
         """Return how often nodes were asked for their names since this was last asked."""
         taken, self._questions = self._questions, 0
         return taken
+
+    # --- who has left ---------------------------------------------------------------------------
+
+    @property
+    def withdrawn(self) -> tuple[int, ...]:
+        """Ids of the nodes that have left since this process began, in the order of names."""
+        return tuple(sorted(self._withdrawn, key=self.position))
+
+    def withdraw(self, node_id: int) -> None:
+        """Note that a node has left: by its own reply, which nobody else can give."""
+        self._withdrawn.add(node_id)
+
+    def recall_withdrawn(self, names: Iterable[str]) -> None:
+        """Note who had left before the run was resumed."""
+        self._withdrawn_names = frozenset(names)
+
+    @property
+    def names_of_leavers(self) -> frozenset[str]:
+        """Names of all nodes that have left the run, now or before it was resumed."""
+        return self._withdrawn_names | {self.name(node) for node in self._withdrawn}
+
+    @property
+    def awaits_leavers(self) -> bool:
+        """Whether nodes that had left before the run was resumed must be known by name."""
+        return bool(self._withdrawn_names)
+
+    def has_left(self, node_id: int) -> bool:
+        """Whether a node has left the run, now or before it was resumed."""
+        return node_id in self._withdrawn or self.name(node_id) in self._withdrawn_names
 
     # --- what nodes say -----------------------------------------------------------------------
 
@@ -269,6 +301,13 @@ class Nodes:
                 log_warning("name_disputed", **asdict(dispute))
 
 
+def name_order(name: str) -> tuple[int, int, str]:
+    """Return the key by which names are sorted: numbers by value, then others by alphabet."""
+    if _ID_AT_THE_END.match(name):
+        return (1, 0, name)  # no name of its own
+    return (0, int(name), name) if name.isdecimal() else (2, 0, name)
+
+
 def _other(nodes: Iterable[int | None], node: int) -> int | None:
     """Return the first of some nodes that is another one."""
     return next((each for each in nodes if each not in (None, node)), None)
@@ -294,7 +333,13 @@ def _question(node: int) -> Message:
 
 
 def wait_for_nodes(
-    grid: Grid, *, wanted: int, at_least: int, seconds: float, option: str = "min_nodes"
+    grid: Grid,
+    *,
+    wanted: int,
+    at_least: int,
+    seconds: float,
+    option: str = "min_nodes",
+    counts: Callable[[int], bool] = lambda node: True,
 ) -> list[int]:
     """Return the ids of the connected nodes, waiting until enough are there.
 
@@ -310,6 +355,8 @@ def wait_for_nodes(
         How long to wait.
     option : str
         Which option asks for `at_least` nodes.
+    counts : callable
+        Gets a node's id, returns whether it takes part.
 
     Raises
     ------
@@ -317,7 +364,10 @@ def wait_for_nodes(
         If fewer than `at_least` are connected when waiting ends.
     """
     deadline = time.monotonic() + seconds
-    while len(nodes := list(grid.get_node_ids())) < wanted and time.monotonic() < deadline:
+    while (
+        len(nodes := list(filter(counts, grid.get_node_ids()))) < wanted
+        and time.monotonic() < deadline
+    ):
         log_event("waiting_for_nodes", connected=len(nodes), wanted=wanted)
         time.sleep(min(1.0, max(0.01, seconds / 20)))
     if len(nodes) < at_least:

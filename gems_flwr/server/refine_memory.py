@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -105,6 +105,11 @@ class RefineMemory:
             standard = Standard(center, scale, notes["standard"], squares)
         return cls(cones, tuple(notes["members"]), history, notes["damping"], standard)
 
+    def without_members(self, gone: Collection[str]) -> RefineMemory:
+        """Let some nodes take no part any more, whatever their moments are in."""
+        members = tuple(member for member in self.members if member not in gone)
+        return dataclasses.replace(self, members=members)
+
     def renamed(self, names: Mapping[str, str]) -> RefineMemory:
         """Call nodes by other names."""
 
@@ -125,6 +130,11 @@ def renamed_state(state: ServerState, names: Mapping[str, str]) -> ServerState:
         return state
     kept = RefineMemory.of(state.memory).renamed(names).to_arrays()
     return dataclasses.replace(state, memory={**state.memory, **kept})
+
+
+def has_refinement(memory: Arrays) -> bool:
+    """Return whether a memory holds what refinement keeps."""
+    return _NOTES in memory
 
 
 def others(memory: Arrays) -> dict[str, NDArray[Any]]:

@@ -33,6 +33,7 @@ from gems_flwr.server.secure_summing import SecureSums
 from gems_flwr.server.settings import LoopSettings, Need
 from gems_flwr.server.state import RoundOutcome, ServerState
 from gems_flwr.server.summing import PlainSums, Summing
+from gems_flwr.server.withdrawing import Forgotten, not_forgotten, who_answered
 from gems_flwr.typing import Arrays
 from gems_flwr.wire.keys import EVALUATE, TRAIN
 from gems_flwr.wire.model_replies import (
@@ -88,6 +89,8 @@ class RoundMethods(LoopSettings, Strategy):
         self._exchange = Exchange(0, self._nodes)
         self._template: Arrays | None = None
         self._is_playing = False
+        # Ids of those who have left, with a receipt.
+        self._left: tuple[int, ...] = ()
 
     # --- what a strategy decides --------------------------------------------------------------
 
@@ -165,6 +168,26 @@ class RoundMethods(LoopSettings, Strategy):
         """Return how many of the connected nodes are asked to train, or to evaluate."""
         # The tiny term keeps 0.29 * 100 from counting as 28.
         return max(self.min_nodes, int(fraction * connected + 1e-9))
+
+    def forget_nodes(self, state: ServerState, names: Sequence[str]) -> Forgotten:
+        """Forget what nodes that have left have sent, as far as a strategy can.
+
+        Parameters
+        ----------
+        state : ServerState
+            Before the round in which they left.
+        names : sequence of str
+            Who left.
+        """
+        return not_forgotten(state, self._exchange, names)
+
+    def contributors(self, state: ServerState) -> dict[str, int | None]:
+        """Return whose contributions are in the model after the round, and their samples."""
+        return who_answered(state, self._exchange)
+
+    def rounds_in_all(self, state: ServerState, rounds: int) -> int:
+        """Return how many rounds there are, where what happened in a run can change that."""
+        return rounds
 
     def nodes_needed(self, purpose: str) -> Need:
         """Return how many nodes must be connected for that, and which option says so."""
@@ -283,6 +306,10 @@ class RoundMethods(LoopSettings, Strategy):
 
         `step` tells several exchanges of one message type in one round apart.
         """
+        group = f"{server_round}-{step}" if step else str(server_round)
+        if self._exchange.replays:
+            # About another model than before: what was answered then is no answer now.
+            group += f"-again{self._exchange.replays}"
         return [
             Message(
                 content=pack_instruction(
@@ -290,7 +317,7 @@ class RoundMethods(LoopSettings, Strategy):
                 ),
                 dst_node_id=node,
                 message_type=message_type,
-                group_id=f"{server_round}-{step}" if step else str(server_round),
+                group_id=group,
             )
             for node in nodes
         ]
@@ -387,4 +414,5 @@ class RoundMethods(LoopSettings, Strategy):
             at_least=needed.nodes,
             seconds=self.wait_seconds,
             option=needed.option,
+            counts=lambda node: not self._nodes.has_left(node),
         )

@@ -11,6 +11,7 @@ from gems_flwr.errors import OptionError
 from gems_flwr.secure.secure_sum import SecureSum
 from gems_flwr.server.state import RoundRecord, RunResult
 from gems_flwr.server.stopping import StopRule
+from gems_flwr.typing import Arrays
 
 
 class Callback:
@@ -37,6 +38,19 @@ class Callback:
         `usable` is false for an error and for a reply that is too large. Whether the content of
         any other can be used is judged when all have answered; who was left out, and why, stands in
         the `RoundRecord` of `on_round_end`.
+        """
+
+    def on_model(self, server_round: int, arrays: Arrays, nodes: Sequence[str]) -> None:
+        """Hear of a model that is published in the middle of a round; see `Gems.publish_every`.
+
+        Parameters
+        ----------
+        server_round : int
+            The round.
+        arrays : mapping from str to ndarray
+            The model.
+        nodes : sequence of str
+            Whose replies it is made of, in order.
         """
 
     def on_round_end(self, record: RoundRecord) -> None:

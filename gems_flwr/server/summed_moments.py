@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import RecordDict
 
 from gems_flwr.errors import RoundFailedError, SpaceError
 from gems_flwr.moments.cone_building import MIN_COUNT
@@ -32,12 +32,10 @@ from gems_flwr.moments.moment_sums import (
     scale_sections,
     sketch_sections,
 )
-from gems_flwr.networks.backbone import SplitModel
 from gems_flwr.runtime.seeding import derive_seed
 from gems_flwr.secure.fixed_point import Section
-from gems_flwr.server.backbone_sending import BackboneSender
-from gems_flwr.server.loop import RoundLoop
-from gems_flwr.server.summing import Put, Summing, Total
+from gems_flwr.server.summed_exchange import SummedExchange
+from gems_flwr.server.summing import Total
 from gems_flwr.spaces.cone import ClassMomentCone
 from gems_flwr.spaces.covariance import QuantizedArray
 from gems_flwr.spaces.output_layer import OutputLayer
@@ -73,28 +71,20 @@ class MomentExchanges:
 
     Parameters
     ----------
-    strategy : RoundLoop
-        Whose round it is.
-    summing : Summing
-        Adds up.
-    backbones : BackboneSender
-        Sends models.
-    model : SplitModel
-        Whose output layer the moments are for.
+    exchange : SummedExchange
+        About the model whose output layer the moments are for.
     layer : OutputLayer
         Which that is.
     space : Cone
         What is wanted.
     """
 
-    strategy: RoundLoop
-    summing: Summing
-    backbones: BackboneSender
-    model: SplitModel
+    exchange: SummedExchange
     layer: OutputLayer
     space: Cone
+    _totals: list[int] = dataclasses.field(default_factory=list, init=False)
 
-    def play(self, server_round: int, nodes: Sequence[int], config: ConfigRecord) -> SummedMoments:
+    def play(self, nodes: Sequence[int]) -> SummedMoments:
         """Play all four; every sum has at least `min_nodes` nodes.
 
         Raises
@@ -102,27 +92,31 @@ class MomentExchanges:
         RoundFailedError
             If one has fewer, or the totals are such as no samples have.
         """
-        place, classes = (server_round, config), self.layer.num_classes
-        sized = self._asked(place, "scale", nodes, scale_sections(classes, len(nodes)))
+        classes, exchange = self.layer.num_classes, self.exchange
+        sized = self._asked("scale", nodes, scale_sections(classes, len(nodes)))
         counts, largest = np.rint(sized.values["counts"]), largest_of(sized.values["powers"])
+        least = self.space.min_count or MIN_COUNT
+        # A class that all nodes together have few samples of would be shown, not hidden.
+        counts = np.where(counts >= min(least, MIN_COUNT), counts, 0.0)
+        self._totals[:] = [int(count) for count in counts]
         if not counts.max(initial=0) > 0:
             raise RoundFailedError("no class has enough samples on any node", [], ())
         try:
             sections = mean_sections(counts, self.layer.features, largest)
-            total = self._asked(place, "means", self._ids(nodes, sized), sections)
+            total = self._asked("means", self._ids(nodes, sized), sections)
             pooled = pooled_means(total.values, total.errors)
             standard, rows = pooled.standard, mean_columns(pooled)
-            seed = derive_seed(self.strategy.seed, "sketch", server_round) % 2**63
+            seed = derive_seed(exchange.strategy.seed, "sketch", exchange.server_round) % 2**63
             columns = sketch_columns(rows, int(self.space.sketch or 0), seed)
             sections = sketch_sections(standard, columns.shape[1])
             ids = self._ids(nodes, total)
-            sketch = self._asked(place, "sketch", ids, sections, standard, rows, seed)
+            sketch = self._asked("sketch", ids, sections, standard, rows, seed)
             basis = find_basis(pooled, columns, sketch.values["sketch"])
             dense = basis.dense().astype(np.float64)
-            sections = covariance_sections(pooled.counts, standard, np.linalg.norm(dense, axis=1))
+            lengths = np.linalg.norm(dense, axis=1)
+            sections = covariance_sections(pooled.counts, standard, lengths, least)
             ids = self._ids(nodes, sketch)
-            last = self._asked(place, "covariances", ids, sections, standard, basis)
-            least = self.space.min_count or MIN_COUNT
+            last = self._asked("covariances", ids, sections, standard, basis)
             cone = cone_from_totals(
                 last.values, pooled, dense, min_count=least, epsilon=self.space.epsilon
             )
@@ -134,11 +128,10 @@ class MomentExchanges:
         return SummedMoments(cone, standard, last.nodes, told)
 
     def _ids(self, nodes: Sequence[int], total: Total) -> list[int]:
-        return [node for node in nodes if self.strategy.name_of(node) in total]
+        return [node for node in nodes if self.exchange.strategy.name_of(node) in total]
 
     def _asked(
         self,
-        place: tuple[int, ConfigRecord],
         stage: Stage,
         nodes: Sequence[int],
         sections: Sequence[Section],
@@ -146,31 +139,14 @@ class MomentExchanges:
         directions: QuantizedArray | None = None,
         seed: int = 0,
     ) -> Total:
-        server_round, config = place
         random = int(self.space.sketch or 0) if stage == "sketch" else 0
-        request = MomentSums(stage, self.space.min_count, random, seed if random else 0)
-        center = None if standard is None else standard.center
-        scale = None if standard is None else standard.scale
+        # Under masks a node's few samples hide among those of others: the total counts.
+        own = None if self.exchange.strategy.secure else self.space.min_count
+        request = MomentSums(stage, own, random, seed if random else 0, tuple(self._totals))
 
-        def send(receivers: Sequence[int], put: Put) -> list[Message]:
-            def ask(message: Message) -> None:
-                ask_for_moment_sums(message.content, request, center, scale, directions)
-                put(message)
+        def ask(content: RecordDict) -> None:
+            center, scale = (None, None) if standard is None else (standard.center, standard.scale)
+            ask_for_moment_sums(content, request, center, scale, directions)
 
-            return self.backbones.collect(
-                self.strategy, server_round, receivers, self.model, config, ask, stage
-            )
-
-        def check(content: RecordDict) -> None:
-            self.backbones.refuse_lacking(content, self.layer.weight)
-
-        return self.summing.total(
-            self.strategy,
-            server_round,
-            nodes,
-            sections,
-            send,
-            check=check,
-            at_least=self.strategy.min_nodes,
-            step=stage,
-        )
+        least = self.exchange.strategy.min_nodes
+        return self.exchange.total(nodes, ask, sections, stage, at_least=least)

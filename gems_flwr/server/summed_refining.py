@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from flwr.app import Message, RecordDict
+from flwr.app import RecordDict
 
 from gems_flwr.errors import RoundFailedError
 from gems_flwr.intersect.refinement import Evaluation, points_at
@@ -26,7 +26,8 @@ from gems_flwr.moments.refine_sections import (
 from gems_flwr.secure.fixed_point import Section
 from gems_flwr.server.log import log_warning
 from gems_flwr.server.refining import BY_CLASS, RefineRound
-from gems_flwr.server.summing import Put, Summing, Total
+from gems_flwr.server.summed_exchange import SummedExchange
+from gems_flwr.server.summing import Summing, Total
 from gems_flwr.typing import Float
 from gems_flwr.wire.gradient_requests import (
     GradientRequest,
@@ -58,6 +59,14 @@ class SummedRefineRound(RefineRound):
         self.summing, self.min_count = summing, min_count
         self.standard = rescaled(self.memory.standard, self.scale)
         self.center = self.standard.center / self.scale
+        # A class that was left out of the moments is in no later sum: bounds do not cover it.
+        known = np.zeros(self.layer.num_classes)
+        for cone in self.memory.cones.values():
+            known[cone.labels] = 1
+        self.weights = self.weights * known
+
+    def _told_weights(self) -> tuple[float, ...]:
+        return () if (self.weights == 1).all() else tuple(self.weights.tolist())
 
     def _gradients(self, nodes: Sequence[int]) -> Total:  # type: ignore[override]
         request = GradientRequest(
@@ -94,23 +103,11 @@ class SummedRefineRound(RefineRound):
         step: str,
     ) -> Total:
         server_round, config = self.place
-
-        def send(receivers: Sequence[int], put: Put) -> list[Message]:
-            def both(message: Message) -> None:
-                ask(message.content)
-                put(message)
-
-            return self.backbones.collect(
-                self.strategy, server_round, receivers, self.model, config, both, step
-            )
-
-        def check(content: RecordDict) -> None:
-            self.backbones.refuse_lacking(content, self.layer.weight)
-
+        exchange = SummedExchange(
+            self.strategy, self.summing, self.backbones, server_round, self.model, config
+        )
         try:
-            return self.summing.total(
-                self.strategy, server_round, nodes, sections, send, check=check, step=step
-            )
+            return exchange.total(nodes, ask, sections, step)
         except RoundFailedError as error:
             # A secure sum that too few nodes are left to open: the layer stays as it is.
             log_warning("not_opened", round=server_round, what=step, reason=str(error))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -228,6 +228,19 @@ class SpaceFolder:
             for path in set(self.folder.glob(f"*{SUFFIX}")) - stay:
                 with disk_faults(f"remove {path}"):
                     path.unlink()
+
+    def remove(self, nodes: Iterable[str]) -> None:
+        """Forget the spaces of some nodes.
+
+        Raises
+        ------
+        DiskError
+            If a file is there and cannot be removed.
+        """
+        if self.folder is not None:
+            for path in [self._path(self.folder, node) for node in nodes]:
+                with disk_faults(f"remove {path}"):
+                    path.unlink(missing_ok=True)
 
     def load(self) -> dict[str, Space]:
         """Return the spaces by node.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from gems_flwr.errors import DiskError
+from gems_flwr.errors import DiskError, RoundFailedError
 from gems_flwr.intersect.aggregate import (
     Aggregate,
     Spaces,
@@ -41,8 +41,8 @@ from gems_flwr.moments.cone_building import MIN_COUNT, cone_from_sums
 from gems_flwr.moments.small_means import MeanRule
 from gems_flwr.networks.backbone import SplitModel
 from gems_flwr.networks.layers import layers_below_output
+from gems_flwr.receipts import samples_of
 from gems_flwr.samples import Samples
-from gems_flwr.secure.fixed_point import Section
 from gems_flwr.server.backbone_sending import BackboneMode, BackboneSender
 from gems_flwr.server.client_metrics import mean_reports
 from gems_flwr.server.gems_options import (
@@ -58,6 +58,7 @@ from gems_flwr.server.head_choice import (
 from gems_flwr.server.log import log_warning
 from gems_flwr.server.loop import RoundLoop
 from gems_flwr.server.public_tuning import check_tuning, first_samples
+from gems_flwr.server.publishing import Publisher, check_publishing
 from gems_flwr.server.refine_memory import RefineMemory, renamed_state
 from gems_flwr.server.refine_memory import others as without_refinement
 from gems_flwr.server.refine_options import Refine, as_refine
@@ -66,9 +67,19 @@ from gems_flwr.server.refining import reason_to_stop as refined_enough
 from gems_flwr.server.screening import plausible, unchecked_details
 from gems_flwr.server.state import RoundOutcome, ServerState
 from gems_flwr.server.summed_counts import count_sections, counts_of, score_of
+from gems_flwr.server.summed_exchange import SummedExchange
 from gems_flwr.server.summed_moments import MomentExchanges, SummedMoments
 from gems_flwr.server.summed_refining import SummedRefineRound
-from gems_flwr.server.summing import Put, Total
+from gems_flwr.server.withdrawing import (
+    Forgotten,
+    HeldSpaces,
+    check_enough,
+    forget_spaces,
+    held_spaces,
+    not_forgotten,
+    refined_anew,
+    rounds_again,
+)
 from gems_flwr.spaces.ball import with_new_ball
 from gems_flwr.spaces.cone import ClassMomentCone
 from gems_flwr.spaces.curved_space import CurvedSpace, without_curve
@@ -131,7 +142,8 @@ class Gems(RoundLoop):
     public : pair of arrays, optional
         Public inputs of the output layer, and their classes; needed for `tune`.
     verify : bool, default False
-        Whether every node is asked how accurate the result is on its own held-out data.
+        Whether every node is asked how accurate the result is on its own held-out data; with a
+        `Cone` of sums and a sketch, all together (`details["score"]`).
     robust : bool, optional
         Whether each node's space is held against those of the others before it counts; see
         `intersect.screen_spaces`. Who is left out, or counts for less, is in the details, and
@@ -154,6 +166,11 @@ class Gems(RoundLoop):
         first message (``auto``). ``send`` has them come along whatever their size, which saves
         an exchange where no node has them; ``local`` sends them to nobody, and a node that has
         others is left out, by name.
+    publish_every : int, default 0
+        Publish a model as soon as `min_nodes` spaces are there, and with every so many more that
+        come in: what a run with just these nodes gives. It is told to `Callback.on_model` and
+        replaces ``published.safetensors`` in `checkpoint_dir`; ``published`` in the details says
+        when. Nodes that connect meanwhile are asked before the round ends. 0 publishes nothing.
     **loop
         See `RoundLoop`. With a `checkpoint_dir` the received spaces are kept in its folder
         ``spaces``, where ``python -m gems_flwr aggregate`` can add a late one.
@@ -196,6 +213,7 @@ class Gems(RoundLoop):
     layer: str | None = None
     refine: Refine | int = 0
     backbone: BackboneMode = "auto"
+    publish_every: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -212,6 +230,15 @@ class Gems(RoundLoop):
         check_head_options(self._head, self._space, tune=self.tune, select=self.select)
         for node in self.epsilon if isinstance(self.epsilon, Mapping) else [""]:
             self.request(node)
+        check_publishing(
+            self.publish_every,
+            hidden=self._space.is_summed or self._space.is_sketched,
+            asks_more=self.audit or self.head == "auto" or self.on_empty == "retrain",
+            fraction=self.fraction_train,
+        )
+        self._publisher = Publisher(
+            self.publish_every, self.min_nodes, self.checkpoint_dir, self.callbacks
+        )
         self._spaces = SpaceFolder(self._folder() if self.checkpoint_dir else None)
         self._received: dict[str, NodeSpace] = {}
         self._first_round = 1
@@ -261,7 +288,9 @@ class Gems(RoundLoop):
         """Collect the spaces, intersect them, and let the nodes verify the result."""
         layer = find_output_layer(state.arrays, self.layer)
         start = state.arrays
-        if self.refine_rounds and server_round > self._first_round:
+        self._publisher.begin()
+        anew = self._exchange.held is not None
+        if self.refine_rounds and server_round > self._first_round and not anew:
             return self._refined(server_round, state, grid, layer, train_config, evaluate_config)
         if server_round > self._first_round and self.initialise is not None:
             start = self.initialise(server_round)
@@ -274,6 +303,7 @@ class Gems(RoundLoop):
             notes: dict[str, str] = {}
         else:
             received, told = self._collect(server_round, grid, start, layer, train_config)
+            check_enough(self._exchange, received, self.min_nodes)
             usable, notes = self._screened(self._usable_spaces(received))
         found, spaces, convicted = self._audited(
             usable,
@@ -289,8 +319,11 @@ class Gems(RoundLoop):
         if self.head == "auto":
             found, chosen = self._chosen(server_round, grid, found, spaces, start, evaluate_config)
         arrays = layer.replace_in(start, found.point)
-        last_round = self._first_round + self.rounds_needed - 1
-        done = server_round == last_round or (
+        self._publisher.publish(self._exchange, arrays, list(spaces))
+        chosen |= self._publisher.details(state.details)
+        if self.refine_rounds:
+            chosen |= refined_anew(state, server_round, self._first_round)
+        done = server_round == self._last_round({**state.details, **chosen}) or (
             found.intersection.feasible and not self.refine_rounds
         )
         verified: dict[str, Any] = {}
@@ -321,8 +354,11 @@ class Gems(RoundLoop):
         """Find the moments of all nodes together, in sums over nodes."""
         nodes = self.choose_nodes(server_round, grid, self.fraction_train, TRAIN)
         model = SplitModel.of(arrays, layer.keys)
-        exchanges = MomentExchanges(self, self.sums, self._backbones, model, layer, space)
-        return exchanges.play(server_round, nodes, config)
+        exchange = self._to_sum(server_round, model, config)
+        return MomentExchanges(exchange, layer, space).play(nodes)
+
+    def _to_sum(self, server_round: int, model: SplitModel, config: ConfigRecord) -> SummedExchange:
+        return SummedExchange(self, self.sums, self._backbones, server_round, model, config)
 
     def _refined(
         self,
@@ -340,13 +376,17 @@ class Gems(RoundLoop):
             robust=bool(self.robust),
             public=self._public(),
         )
-        memory = RefineMemory.of(state.memory)
+        memory = RefineMemory.of(state.memory).without_members(self._nodes.names_of_leavers)
         about = (self, self._backbones, options, memory, state.arrays, layer)
         this = RefineRound(*about)
         if isinstance(self._space, Cone) and self._space.is_sketched:
-            this = SummedRefineRound(self.sums, self._space.min_count, *about)
+            this = SummedRefineRound(
+                self.sums, None if self.secure else self._space.min_count, *about
+            )
         found = this.play(server_round, grid, train_config, state.details.get("refinement", []))
-        details, last = dict(found.details), self._first_round + self.rounds_needed - 1
+        self._publisher.publish(self._exchange, found.arrays, memory.members)
+        details = {**found.details, **self._publisher.details(state.details)}
+        last = self._last_round(state.details)
         if self.verify and (server_round == last or refined_enough(details)):
             model = SplitModel.of(found.arrays, layer.keys)
             details |= self._verified(server_round, grid, model, evaluate_config)
@@ -400,21 +440,22 @@ class Gems(RoundLoop):
             for each in choice.candidates.values()
         ]
 
-        def ask(message: Message) -> None:
-            ask_for_choice(message.content, choice.request, [model.head for model in models])
+        def ask(content: RecordDict) -> None:
+            ask_for_choice(content, choice.request, [model.head for model in models])
 
         def unpack(content: RecordDict) -> Counts:
             self._backbones.refuse_lacking(content, layer.weight)
             return unpack_choice_reply(content, choice.request, layer.num_classes)
 
+        nodes = self.choose_nodes(server_round, grid, 1.0, EVALUATE)
         if self._space.is_sketched:
             groups = layer.num_classes if choice.request.by_class else 1
             sections = count_sections(len(models), groups)
-            total = self._counted(server_round, grid, models[0], config, ask, sections, "choice")
+            exchange = self._to_sum(server_round, models[0], config)
+            total = exchange.total(nodes, ask, sections, "choice")
             return choice.decided({"all nodes": counts_of(total)} if total else {}, found, None)
-        nodes = self.choose_nodes(server_round, grid, 1.0, EVALUATE)
         replies = self._backbones.collect(
-            self, server_round, nodes, models[0], config, ask, "choice"
+            self, server_round, nodes, models[0], config, lambda m: ask(m.content), "choice"
         )
         counts = {answer.node: answer.value for answer in self.accept(replies, unpack)}
         return choice.decided(counts, found, self.max_examples)
@@ -462,6 +503,25 @@ class Gems(RoundLoop):
             self._spaces.save({n: without_curve(space) for n, space in self._received.items()})
         return renamed_state(state, names)
 
+    def forget_nodes(self, state: ServerState, names: Sequence[str]) -> Forgotten:
+        """Forget the spaces of nodes that have left."""
+        if self._space.is_sketched:
+            return not_forgotten(state, self._exchange, names, only_totals=True)
+        return forget_spaces(state, self._exchange, self._spaces, self._received, names)
+
+    def contributors(self, state: ServerState) -> dict[str, int | None]:
+        """Return whose spaces the model is made of, and their samples."""
+        if self._space.is_sketched:
+            return super().contributors(state)
+        return {node: samples_of(space) for node, space in self._received.items()}
+
+    def rounds_in_all(self, state: ServerState, rounds: int) -> int:
+        """Refinement that began anew has all its rounds again."""
+        return rounds + rounds_again(state.details)
+
+    def _last_round(self, details: Mapping[str, Any]) -> int:
+        return self._first_round + self.rounds_needed - 1 + rounds_again(details)
+
     def needs_names(self) -> bool:
         """Whether names must be known first: for an epsilon of each, or to refine by sums.
 
@@ -494,6 +554,8 @@ class Gems(RoundLoop):
             What is usable, with what was received before, by node; and the mean of what the train
             handlers reported, where spaces need training.
         """
+        if (held := held_spaces(self._exchange)) is not None:
+            return dict(held.received), mean_reports(held.told.values())
         nodes = self.choose_nodes(server_round, grid, self.fraction_train, TRAIN)
         frozen = layers_below_output(arrays)
 
@@ -506,7 +568,19 @@ class Gems(RoundLoop):
             return unpack_space_reply(content, self.request(), layer)
 
         model = SplitModel.of(arrays, layer.keys)
-        replies = self._backbones.collect(self, server_round, nodes, model, config, ask)
+
+        def made(spaces: dict[str, NodeSpace]) -> Arrays:
+            usable, _ = self._screened(self._usable_spaces(spaces))
+            return layer.replace_in(arrays, self._aggregate(usable).point)
+
+        with self._publisher.listening(self._exchange, unpack_space, made):
+            replies = self._backbones.collect(self, server_round, nodes, model, config, ask)
+            asked, step = set(nodes), 0
+            while late := self._late(server_round, grid, asked):
+                asked, step = asked | set(late), step + 1
+                replies += self._backbones.collect(
+                    self, server_round, late, model, config, ask, f"late-{step}"
+                )
         unpack = partial(unpack_told, unpack=unpack_space)
         answers = self.accept(replies, unpack, at_least=self.min_nodes)
         received: dict[str, NodeSpace] = {}
@@ -515,7 +589,16 @@ class Gems(RoundLoop):
             received = dict(self._received or self._spaces.load())
         for answer in answers:
             received[answer.node] = with_new_ball(received.get(answer.node), answer.value.value)
-        return received, mean_reports(answer.value for answer in answers)
+        told = {answer.node: answer.value for answer in answers}
+        self._exchange.held = HeldSpaces(dict(received), told)
+        return received, mean_reports(told.values())
+
+    def _late(self, server_round: int, grid: Grid, asked: Collection[int]) -> list[int]:
+        """Return the nodes that have connected since the others were asked."""
+        if not self.publish_every:
+            return []
+        nodes = self.choose_nodes(server_round, grid, 1.0, TRAIN)
+        return [node for node in nodes if node not in asked]
 
     def _keep(self, received: dict[str, NodeSpace], *, afresh: bool) -> None:
         """Remember what was received, and put it into the folder."""
@@ -571,36 +654,14 @@ class Gems(RoundLoop):
         if not self._space.is_sketched:
             return {"node_scores": self._scores(server_round, grid, model, config, step)}
 
-        def ask(message: Message) -> None:
-            ask_for_score(message.content)
-
-        total = self._counted(server_round, grid, model, config, ask, count_sections(), step)
-        return {"score": score_of(total)}
-
-    def _counted(
-        self,
-        server_round: int,
-        grid: Grid,
-        model: SplitModel,
-        config: ConfigRecord,
-        ask: Callable[[Message], None],
-        sections: Sequence[Section],
-        step: str,
-    ) -> Total:
-        """Return counts over the held-out data of all nodes."""
         nodes = self.choose_nodes(server_round, grid, 1.0, EVALUATE)
-
-        def send(receivers: Sequence[int], put: Put) -> list[Message]:
-            def both(message: Message) -> None:
-                ask(message)
-                put(message)
-
-            return self._backbones.collect(self, server_round, receivers, model, config, both, step)
-
-        def check(content: RecordDict) -> None:
-            self._backbones.refuse_lacking(content, next(iter(model.head)))
-
-        return self.sums.total(self, server_round, nodes, sections, send, check=check, step=step)
+        exchange = self._to_sum(server_round, model, config)
+        try:
+            return {"score": score_of(exchange.total(nodes, ask_for_score, count_sections(), step))}
+        except RoundFailedError as error:
+            # The model is there; what is missing is the nodes' word on it.
+            log_warning("not_opened", round=server_round, what=step, reason=str(error))
+            return {"score": None}
 
     def _scores(
         self, server_round: int, grid: Grid, model: SplitModel, config: ConfigRecord, step: str

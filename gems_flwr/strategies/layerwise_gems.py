@@ -52,6 +52,7 @@ from gems_flwr.server.round_methods import EvaluateFn
 from gems_flwr.server.screening import UNCHECKED_NEURONS, joined, plausible
 from gems_flwr.server.state import RoundOutcome, ServerState
 from gems_flwr.server.width_trial import try_evaluation, try_nodes
+from gems_flwr.server.withdrawing import Forgotten, rounds_again
 from gems_flwr.spaces.neuron_balls import NeuronBalls
 from gems_flwr.strategies.gems import Gems
 from gems_flwr.typing import Arrays, Metrics
@@ -162,6 +163,8 @@ class LayerwiseGems(TunesOnPublicData):
             raise OptionError(
                 "head.refine goes with tune_layers='last': tuning all layers undoes it"
             )
+        if self._output.publish_every:
+            raise OptionError("head.publish_every must be 0: models of layers are made in rounds")
         if self._output.tune:
             raise OptionError("head.tune must be 0: set tune of LayerwiseGems")
         self._hidden = 0
@@ -231,6 +234,24 @@ class LayerwiseGems(TunesOnPublicData):
         if self._output.refine_rounds and (reason := refined_enough(state.details)):
             return reason
         return super().reason_to_stop(state)
+
+    def forget_nodes(self, state: ServerState, names: Sequence[str]) -> Forgotten:
+        """Forget the spaces of nodes that have left; merged neurons stay in the layers below."""
+        found = super().forget_nodes(state, names)
+        if self._exchange.server_round <= self._hidden:
+            return found
+        head = self._head()
+        head.take_over(self, self._hidden + 1)
+        of_head = head.forget_nodes(state, names)
+        merged = {n for record in state.history[: self._hidden + 1] for n in record.nodes_answered}
+        if not merged & set(names):
+            return of_head
+        note = f"of the layers below the output layer: {found.note}"
+        return dataclasses.replace(of_head, complete=False, note=note)
+
+    def rounds_in_all(self, state: ServerState, rounds: int) -> int:
+        """Refinement that began anew has all its rounds again."""
+        return rounds + rounds_again(state.details)
 
     def rename_nodes(self, state: ServerState, names: Mapping[str, str]) -> ServerState:
         """Let nodes keep the moments that are refined with under new names."""

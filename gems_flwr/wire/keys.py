@@ -87,6 +87,8 @@ ALONG = "along"
 CURVATURE = "curvature"
 CLASSES = "classes"
 WEIGHT_SUM = "weight-sum"
+WITHDRAWAL = "withdrawal"
+WITHDRAW = "withdraw"
 LOSS_SUMS = "loss-sums"
 
 # Sums of which only the total is looked at.

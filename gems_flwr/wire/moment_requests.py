@@ -7,7 +7,7 @@ directions in eight bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -43,14 +43,19 @@ class MomentSums(JsonRequest):
         Random columns of a sketch, at least 0.
     seed : int, default 0
         Their source, at least 0.
+    totals : tuple of int
+        After *scale*: how many samples of each class all nodes have together; 0 for a class that
+        is left out because they are too few.
     """
 
     stage: Stage = "scale"
     min_count: int | None = None
     random: int = 0
     seed: int = 0
+    totals: Sequence[int] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "totals", tuple(self.totals))
         stages = list(get_args(Stage))
         self.check(
             {
@@ -58,6 +63,7 @@ class MomentSums(JsonRequest):
                 "min_count": (self.min_count is None or self.min_count >= 2, "at least 2, or none"),
                 "random": (self.random >= 0, "at least 0"),
                 "seed": (self.seed >= 0, "at least 0"),
+                "totals": (min(self.totals, default=0) >= 0, "at least 0 each"),
             }
         )
 

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gems_flwr.errors import SpaceError
 from gems_flwr.moments.cone_from_totals import (
     cone_from_totals,
     find_basis,
@@ -220,11 +219,9 @@ def test_the_largest_input_is_told_as_a_power_of_two_that_is_no_smaller(largest)
     assert told <= max(2 * largest, 2.0**-43)
 
 
-def test_samples_that_the_server_does_not_know_of_are_not_added():
-    values = mean_sums(data(0), CLASSES)
-    sections = {s.name: s for s in mean_sections(np.array([5.0, 0.0, 5.0]), 5, 1.0)}
-    with pytest.raises(SpaceError, match="sums-1"):
-        asked_for(values, sections)
+def test_classes_that_are_too_small_in_all_are_left_out():
+    samples = Samples(torch.zeros(7, 2), torch.tensor([0, 0, 0, 0, 1, 1, 1]))
+    assert large_enough(samples, 3, totals=(40, 0, 0)).labels.tolist() == [0, 0, 0, 0]
 
 
 def test_classes_of_a_handful_do_not_count():

@@ -21,6 +21,8 @@ from gems_flwr import (
 )
 from gems_flwr.client.limits import UNLIMITED
 from gems_flwr.wire.keys import SUMMAND, WORDS
+from gems_flwr.wire.moment_requests import requested_moment_sums
+from gems_flwr.wire.records import to_record
 from gems_flwr.wire.secure_messages import stage_word
 
 SPACE = Cone(sums=True, sketch=2)
@@ -153,6 +155,38 @@ def test_a_run_that_was_interrupted_goes_on(tmp_path):
 def test_default_limits_answer_masked_sums_and_refuse_plain_ones():
     """A node with 120 samples of 10 features shows no exact moments, but hides in a sum."""
     assert accuracy(run(app(limits=NodeLimits()), nodes=6).arrays) > 0.95
+
+
+def rare(context):
+    """Every node has four classes; node 0 alone has some samples of a fifth."""
+    inputs, labels = node_data(context, 1)
+    if context.node_config["partition-id"] == 0:
+        labels = labels.clone()
+        labels[:20] = 4
+    return inputs, labels
+
+
+def test_a_class_that_is_rare_in_all_is_in_no_sum():
+    """Twenty samples of a class that one node has: their total would be theirs."""
+    seen = []
+
+    def listen(message, context, call_next):
+        request = requested_moment_sums(message.content)
+        if request is not None and request.stage != "scale":
+            seen.append(request.totals)
+        return call_next(message, context)
+
+    spaces = good_enough_mod(both_parts(rare), limits=NodeLimits())
+    client = ClientApp(mods=[listen, secure_sum_mod(), spaces])
+    client.train()(lambda message, context: None)
+    model = initial()
+    weight, bias = (model[key].numpy() for key in ("weight", "bias"))
+    five = {"weight": np.vstack([weight, weight[:1]]), "bias": np.append(bias, bias[:1])}
+    strategy = Gems(space=SPACE, refine=1, secure=SecureSum())
+    result = strategy.start(InProcessGrid(client, 6), to_record(five))
+    assert all(totals[4] == 0 for totals in seen)
+    assert result.details["missing_classes"] == [4]
+    assert result.details["refinement"][0]["taken"]
 
 
 def test_a_request_for_masks_without_the_mod_is_told_which():

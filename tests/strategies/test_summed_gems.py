@@ -102,7 +102,7 @@ def test_totals_are_the_sums_of_the_nodes_whole_numbers_bit_for_bit(monkeypatch)
             )
             return totals[-1]
 
-    monkeypatch.setattr("gems_flwr.strategies.gems.PlainSums", Watching)
+    monkeypatch.setattr("gems_flwr.server.round_methods.PlainSums", Watching)
     play(refine=1, verify=True)
     assert len(totals) == 4 + 2 + 1
     for number, total in enumerate(totals):
@@ -284,12 +284,27 @@ def test_a_node_shows_no_more_unmasked_than_its_samples_allow():
         limits.check_summand("sketch", counts, 64, 19, masked=False)
     with pytest.raises(RefusedError, match="an exact mean of 200 features"):
         limits.check_summand("means", counts, 200, 0, masked=False)
-    for open_limits in (limits, NodeLimits(largest_rank="full")):
-        masked = open_limits is limits
-        open_limits.check_summand("covariances", counts, 64, 60, masked=masked)
-        open_limits.check_summand("means", counts, 2000, 0, masked=masked)
+    full = NodeLimits(largest_rank="full")
+    full.check_summand("covariances", counts, 64, 60, masked=False)
+    full.check_summand("means", counts, 2000, 0, masked=False)
     with pytest.raises(RefusedError, match="require_dp"):
         NodeLimits(require_dp=True).check_summand("scale", counts, 64, 0, masked=True)
+
+
+def test_under_masks_the_counts_of_the_total_are_looked_at():
+    """1,500 samples on all nodes show 60 directions; a class that is this node's alone shows 6."""
+    limits, counts = NodeLimits(), np.array([160, 0, 300])
+    several, alone = np.array([1500, 0, 1500]), np.array([160, 700, 1500])
+    limits.check_summand("covariances", counts, 100, 60, masked=True, totals=several)
+    limits.check_summand("means", counts, 2000, 0, masked=True, totals=several)
+    with pytest.raises(RefusedError, match=r"class 0 has 160 samples .* on all nodes.* at most 6"):
+        limits.check_summand("covariances", counts, 100, 60, masked=True, totals=alone)
+    few = np.array([20, 0, 0])
+    with pytest.raises(RefusedError, match="class 0 has 20 samples on all nodes"):
+        limits.check_summand("means", few, 100, 0, masked=True, totals=few)
+    for lie in (None, np.array([159, 0, 300]), np.array([1500])):
+        with pytest.raises(RefusedError, match="does not say how many samples"):
+            limits.check_summand("means", counts, 100, 0, masked=True, totals=lie)
 
 
 def test_bytes_are_those_of_the_rings_and_a_name():

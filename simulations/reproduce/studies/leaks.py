@@ -1,9 +1,9 @@
 """What do class moments give away? Rebuilt samples, and who is among them.
 
-Two attackers at the server (`reconstruction`, `membership`) get what a node sends of one class, for
-several numbers of samples and several forms: full moments, a fixed rank, the automatic form, and
-with noise for differential privacy. Samples of one node are rebuilt, members of several nodes told
-from others.
+Two attackers at the server (`reconstruction` and `membership` of `gems_flwr.leaks`) get what a node
+sends of one class, for several numbers of samples and several forms: full moments, a fixed rank,
+the automatic form, and with noise for differential privacy. Samples of one node are rebuilt,
+members of several nodes told from others.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from gems_flwr.errors import SpaceError
+from gems_flwr.leaks.membership import membership_auc
+from gems_flwr.leaks.reconstruction import nearest_distances, rebuild
 from gems_flwr.moments.cone_building import build_cone
 from gems_flwr.moments.private_release import PrivateRelease
 from gems_flwr.runtime.seeding import derive_seed, generator
@@ -30,8 +32,6 @@ from simulations.config import ConfigError, compose_config
 from simulations.experiment.experiment import Experiment
 from simulations.report.figures import COLOURS, new_figure, save
 from simulations.report.tables import TextTable, print_table
-from simulations.reproduce.studies.membership import membership_auc
-from simulations.reproduce.studies.reconstruction import nearest_distances, rebuild
 
 SIZES = (8, 32, 64, 256)
 FULL, FIXED, AUTOMATIC = "full moments", "rank 20", "automatic"

@@ -75,6 +75,34 @@ def statistics(candidates: Float, sent: tuple[Float, Float], known: Knowledge) -
     return np.stack(columns, axis=1)
 
 
+@dataclass(frozen=True, eq=False)
+class Judge:
+    """How statistics are weighed: a logistic model of them, standardised."""
+
+    center: Float
+    scale: Float
+    model: LogisticRegression
+
+    @classmethod
+    def taught(cls, table: Float, truth: NDArray[np.int64]) -> Judge:
+        """Learn from candidates whose membership is known.
+
+        Parameters
+        ----------
+        table : array of shape (candidates, statistics)
+            See `statistics`.
+        truth : int array of shape (candidates,)
+            1 for members, 0 for others; both occur.
+        """
+        center, scale = table.mean(axis=0), table.std(axis=0) + 1e-12
+        model = LogisticRegression(C=0.1, max_iter=500, class_weight="balanced")
+        return cls(center, scale, model.fit((table - center) / scale, truth))
+
+    def suspicion(self, table: Float) -> Float:
+        """Return how much each candidate looks like a member; larger is more."""
+        return np.asarray(self.model.decision_function((table - self.center) / self.scale))
+
+
 def membership_auc(
     known: Float, nodes: Sequence[Float], others: Float, release: Release, seed: int = 0
 ) -> float | None:
@@ -110,17 +138,14 @@ def membership_auc(
         table, truth = _candidates(inside, outside)
         rows.append(statistics(table, sent, Knowledge.of(known[order[:half]])))
         labels.append(truth)
-    table = np.concatenate(rows)
-    center, scale = table.mean(axis=0), table.std(axis=0) + 1e-12
-    judge = LogisticRegression(C=0.1, max_iter=500, class_weight="balanced")
-    judge.fit((table - center) / scale, np.concatenate(labels))
+    judge = Judge.taught(np.concatenate(rows), np.concatenate(labels))
     whole, results = Knowledge.of(known), []
     for samples in nodes:
         sent = release(samples)
         if sent is None:
             return None
         table, truth = _candidates(samples, others)
-        suspicion = judge.decision_function((statistics(table, sent, whole) - center) / scale)
+        suspicion = judge.suspicion(statistics(table, sent, whole))
         results.append(roc_auc_score(truth, suspicion))
     return float(np.mean(results))
 
