@@ -109,6 +109,7 @@ if TYPE_CHECKING:
     from gems_flwr.strategies.one_shot_average import OneShotAverage as OneShotAverage
     from gems_flwr.strategies.periodic_averaging import PeriodicAveraging as PeriodicAveraging
     from gems_flwr.strategies.pooled import Pooled as Pooled
+    from gems_flwr.strategies.private_gems import PrivateGems as PrivateGems
     from gems_flwr.strategies.public_only import PublicOnly as PublicOnly
     from gems_flwr.strategies.serial import Serial as Serial
     from gems_flwr.wire.model_replies import ModelReply as ModelReply
@@ -134,6 +135,7 @@ _STRATEGIES = {
     "OneShotAverage": "strategies.one_shot_average",
     "PeriodicAveraging": "strategies.periodic_averaging",
     "Pooled": "strategies.pooled",
+    "PrivateGems": "strategies.private_gems",
     "PublicOnly": "strategies.public_only",
     "Serial": "strategies.serial",
 }

@@ -33,6 +33,7 @@ from gems_flwr.client.masking import masked_with
 from gems_flwr.client.neuron_building import build_neurons
 from gems_flwr.client.node_backbone import complete_model
 from gems_flwr.client.privacy_ledger import spend
+from gems_flwr.client.private_sum_answers import answer_private_sum
 from gems_flwr.client.summand_answers import (
     answer_moment_sums,
     answer_summed_counts,
@@ -79,6 +80,7 @@ from gems_flwr.wire.keys import RUN_SEED, SERVER_ROUND
 from gems_flwr.wire.model_replies import instruction_config
 from gems_flwr.wire.moment_requests import MomentSums, requested_moment_sums, take_directions
 from gems_flwr.wire.neuron_replies import pack_neurons_reply
+from gems_flwr.wire.private_sum_requests import PrivateSum, requested_private_sum, take_center
 from gems_flwr.wire.records import only_model, to_numpy
 from gems_flwr.wire.requests import NeuronRequest
 from gems_flwr.wire.space_replies import pack_score_reply, pack_space_reply
@@ -158,7 +160,9 @@ def good_enough_mod(
         request, neurons = requested_space(content), requested_neurons(content)
         of_loss = requested_gradient(content) or requested_losses(content)
         choice, moments = requested_choice(content), requested_moment_sums(content)
-        if request or moments or neurons or of_loss or choice or wants_score(content):
+        private = requested_private_sum(content)
+        sums = moments or private
+        if request or sums or neurons or of_loss or choice or wants_score(content):
             refuse_bypass(call_next)
         if request is not None:
             return space_reply(request, bounds, message, context, call_next)
@@ -166,6 +170,8 @@ def good_enough_mod(
             return moments_reply(moments, bounds, message, context)
         if of_loss is not None:
             return loss_reply(of_loss, bounds, message, context)
+        if private is not None:
+            return private_reply(private, bounds, message, context)
         if neurons is not None:
             return neurons_reply(neurons, message, context, call_next)
         if choice is not None:
@@ -335,6 +341,33 @@ def good_enough_mod(
             noise_seed = seed if request.dp_seeded else None
             counts = Counts(*request.private.noised(counts.seen, counts.right, noise_seed))
         return Message(pack_choice_reply(counts, name=name), reply_to=message)
+
+    def private_reply(
+        request: PrivateSum, bounds: NodeLimits, message: Message, context: Context
+    ) -> Message:
+        layout = requested_layout(message.content)
+        if layout is None:
+            raise ModelError("the server asks for a sum and does not say how it is written")
+        center = take_center(message.content)
+        whole = complete_model(message, context, model)
+        if whole is None:
+            return lacks_backbone(message, context)
+        reader, chosen, output = read_output(whole.arrays, "train", context)
+        whole.check_output(output)
+        name = node_name(context)
+        content = answer_private_sum(
+            request,
+            center,
+            layout,
+            whole.arrays,
+            output,
+            reader.read(chosen, output),
+            bounds,
+            context,
+            name=name,
+            seed=derive_seed(_run_seed(message), "sum", request.stage, _round(message), name),
+        )
+        return Message(content, reply_to=message)
 
     def lacks_backbone(message: Message, context: Context) -> Message:
         return Message(pack_needs_backbone(node_name(context)), reply_to=message)

@@ -59,6 +59,7 @@ from gems_flwr.wire.asking import (
 )
 from gems_flwr.wire.choice_messages import ChoiceRequest, requested_choice
 from gems_flwr.wire.keys import EVALUATE, INTRODUCE, TRAIN
+from gems_flwr.wire.private_sum_requests import PrivateSum, requested_private_sum
 from gems_flwr.wire.requests import ScoreRequest
 from gems_flwr.wire.space_requests import Cone, Means, SpaceRequest, is_rank
 
@@ -94,6 +95,11 @@ class NodeLimits:
     ledger : path, optional
         A file of the node's own in which the privacy spent is kept over runs and restarts. By
         default one for the node's name in the folder ``GEMS_FLWR_HOME``, or ``~/.gems-flwr``.
+    honest_nodes : int, default 1
+        How many nodes, this one included, are sure to add noise that the server does not know to
+        every masked sum that this node takes part in (see `gems_flwr.secure.shared_noise`), at
+        least 1. So much noise the ledger counts; by default the node's own alone. No more than the
+        `least_nodes` of its `secure_sum_mod`, less those who may collude with the server.
     allow_scores : bool, default True
         Whether the node tells how accurate a model is on its own data.
     share_gradients : bool, default True
@@ -123,6 +129,7 @@ class NodeLimits:
     share_examples: bool = False
     seeded_noise: bool = False
     min_mean_count: int = MEAN_COUNT
+    honest_nodes: int = 1
 
     def __post_init__(self) -> None:
         budget = self.dp_budget
@@ -132,6 +139,7 @@ class NodeLimits:
             "largest_rank": (is_rank(self.largest_rank), "'auto', 'full' or a number from 1"),
             "dp_budget": (budget is None or budget > 0, "above 0, or none"),
             "dp_delta": (0 < self.dp_delta < 1, "in (0, 1)"),
+            "honest_nodes": (self.honest_nodes >= 1, "at least 1"),
         }
         for name, (holds, allowed) in rules.items():
             if not holds:
@@ -413,6 +421,32 @@ class NodeLimits:
                 "gradient",
             )
 
+    def check_private_sum(self, request: PrivateSum, masked_with: int) -> int:
+        """Refuse a share of noise where nothing hides it; return how many shares count.
+
+        Parameters
+        ----------
+        request : PrivateSum
+            What is asked for.
+        masked_with : int
+            How many nodes there are in the secure sum, 0 where the answer goes out as it is.
+
+        Raises
+        ------
+        RefusedError
+            Names the limit.
+        """
+        self._check_seeded(request.dp_seeded)
+        if request.stage == "gradient" and not self.share_gradients:
+            raise RefusedError("share_gradients", "this node tells nobody its loss or gradient")
+        if not masked_with and not self.seeded_noise:
+            raise RefusedError(
+                "honest_nodes",
+                "a share of the noise without masks on the sum protects nobody: the server asks "
+                "with secure=SecureSum(), the node has secure_sum_mod()",
+            )
+        return min(self.honest_nodes, masked_with or self.honest_nodes)
+
     def check_score(self, request: ScoreRequest | ChoiceRequest) -> None:
         """Refuse a score that must not be told, or not exactly."""
         if not self.allow_scores:
@@ -443,6 +477,7 @@ class NodeLimits:
             return
         ours = requested_space(content) is not None or wants_score(content)
         ours = ours or requested_choice(content) is not None
+        ours = ours or requested_private_sum(content) is not None
         others = (
             requested_averaging,
             requested_models,
@@ -477,6 +512,7 @@ _NODE_KEYS: dict[str, tuple[str, tuple[type, ...]]] = {
     "privacy-ledger": ("ledger", (str,)),
     "allow-scores": ("allow_scores", (bool,)),
     "share-gradients": ("share_gradients", (bool,)),
+    "honest-nodes": ("honest_nodes", (int,)),
 }
 
 

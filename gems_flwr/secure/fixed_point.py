@@ -13,6 +13,7 @@ number of nodes; and on what *all* add together, where that follows from how the
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,6 +45,8 @@ class Section:
         Of the ring, 8 to 64.
     of_total : bool, default False
         Whether `bound` holds for the sum of the absolute values of all nodes.
+    unit : float, optional
+        The step of the grid, above 0, where it does not follow from the bound: 1 for whole numbers.
     """
 
     name: str
@@ -51,9 +54,12 @@ class Section:
     bound: float
     bits: int = 32
     of_total: bool = False
+    unit: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(self.shape))
+        if self.unit is not None and not 0 < self.unit < math.inf:
+            raise OptionError(f"{self.name}: the unit must be above 0, got {self.unit}")
         if not 0 < self.bound < math.inf:
             raise OptionError(f"{self.name}: the bound must be above 0, got {self.bound}")
         if not MIN_BITS <= self.bits <= MAX_BITS:
@@ -88,9 +94,9 @@ class Section:
         # may reach beyond the last number.
         room = (1 << (self.bits - 1)) - 1 - (nodes + 1) // 2 - (1 << max(0, self.bits - 49))
         most = room if self.of_total else room // nodes
-        if most < 1:
+        if most < 1 or (self.unit is not None and self.bound > most * self.unit):
             raise OptionError(f"{self.name}: {self.bits} bits are too few for {nodes} nodes")
-        return self.bound / most
+        return self.bound / most if self.unit is None else self.unit
 
     def encode(self, values: Float, nodes: int) -> Words:
         """Return numbers as elements of the ring.
@@ -122,6 +128,31 @@ class Section:
         """Return elements of the ring as whole numbers around 0."""
         shift = np.uint64(64 - self.bits)
         return (words << shift).view(np.int64) >> np.int64(shift)
+
+
+def whole_section(name: str, shape: Sequence[int], bound: float, nodes: int) -> Section:
+    """Return a section for whole numbers, with no more bits than their sum needs.
+
+    Parameters
+    ----------
+    name, shape
+        As in `Section`.
+    bound : float
+        Of the sum of the absolute values of all nodes, above 0.
+    nodes : int
+        How many may add something.
+
+    Raises
+    ------
+    OptionError
+        If no ring is large enough.
+    """
+    for bits in range(MIN_BITS, MAX_BITS + 1):
+        section = Section(name, tuple(shape), bound, bits, of_total=True, unit=1.0)
+        with contextlib.suppress(OptionError):
+            section.step(nodes)
+            return section
+    raise OptionError(f"{name}: whole numbers up to {bound:g} are too large for {MAX_BITS} bits")
 
 
 def _whole(values: Float) -> NDArray[np.int64]:

@@ -12,6 +12,8 @@ a gradient      ``gradient-request``; an ArrayRecord ``refinement`` beside it
 losses          ``losses-request``, likewise
 moment sums     ``sums-request``; an ArrayRecord ``moment-sums`` from the third on
                 (see `gems_flwr.wire.moment_requests`)
+a noisy sum     ``private-sum-request`` and ``sum-layout``; an ArrayRecord
+                ``private-sum`` with the center, but for the first one
 a choice        ``choice-request``; an ArrayRecord ``candidates`` with all layers
                 (see `gems_flwr.wire.choice_messages`)
 neurons         ``neuron-request``, and ``frozen-layers``

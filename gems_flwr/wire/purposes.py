@@ -17,6 +17,7 @@ from gems_flwr.wire.choice_messages import requested_choice
 from gems_flwr.wire.gradient_requests import requested_gradient, requested_losses
 from gems_flwr.wire.keys import SHARE_EXAMPLES
 from gems_flwr.wire.moment_requests import requested_moment_sums
+from gems_flwr.wire.private_sum_requests import requested_private_sum
 from gems_flwr.wire.requests import AveragingRequest, ModelsRequest
 from gems_flwr.wire.secure_messages import MaskStage, stage_word
 
@@ -26,10 +27,10 @@ def purpose_of(message: Message) -> str:
 
     ``train`` and ``evaluate`` are what an ordinary handler does. Most of what this library asks
     for travels in train messages as well, and has words of its own: ``names``, ``space``,
-    ``moments``, ``score``, ``choice``, ``gradient``, ``losses``, ``neurons``, ``statistics``; for
-    local learners ``models`` (that nodes have) and ``delivery`` (of an average); for several models
-    ``holdings``, ``losses``, ``norms`` and ``models``; and for secure sums ``keys``, ``shares``,
-    ``confirm`` and ``reveal``.
+    ``moments``, ``score``, ``choice``, ``gradient``, ``losses``, ``sum``, ``neurons``,
+    ``statistics``; for local learners ``models`` (that nodes have) and ``delivery`` (of an
+    average); for several models ``holdings``, ``losses``, ``norms`` and ``models``; and for secure
+    sums ``keys``, ``shares``, ``confirm`` and ``reveal``.
 
     Examples
     --------
@@ -53,6 +54,7 @@ def purpose_of(message: Message) -> str:
         "moments": requested_moment_sums(content) is not None,
         "gradient": requested_gradient(content) is not None,
         "losses": requested_losses(content) is not None,
+        "sum": requested_private_sum(content) is not None,
         "neurons": requested_neurons(content) is not None,
         "score": wants_score(content),
         "choice": requested_choice(content) is not None,

@@ -43,7 +43,11 @@ def requested_layout(content: RecordDict) -> Layout | None:
 
 def layout_to_json(layout: Layout) -> str:
     """Return a layout as text."""
-    sections = [[s.name, list(s.shape), s.bound, s.bits, int(s.of_total)] for s in layout.sections]
+    sections = [
+        [s.name, list(s.shape), s.bound, s.bits, int(s.of_total)]
+        + ([] if s.unit is None else [s.unit])
+        for s in layout.sections
+    ]
     return json.dumps({"nodes": layout.nodes, "sections": sections}, separators=(",", ":"))
 
 
@@ -58,8 +62,15 @@ def layout_from_json(text: str) -> Layout:
     try:
         read = json.loads(text)
         sections = [
-            Section(str(name), tuple(int(n) for n in shape), float(bound), int(bits), bool(whole))
-            for name, shape, bound, bits, whole in read["sections"]
+            Section(
+                str(name),
+                tuple(int(n) for n in shape),
+                float(bound),
+                int(bits),
+                bool(whole),
+                *(float(unit) for unit in rest[:1]),
+            )
+            for name, shape, bound, bits, whole, *rest in read["sections"]
         ]
         return Layout(sections, nodes=int(read["nodes"]))
     except (ValueError, TypeError, KeyError, AttributeError) as error:

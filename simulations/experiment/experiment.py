@@ -312,6 +312,7 @@ class Experiment:
             "learn": self._learn_serially,
             # Its own nodes build every network at the widths that come.
             "check_widths": False,
+            "dp_seeded": simulated,
         }
         if "buffers" in accepted:
             # Those of a lift are made from a seed and not in the arrays.
