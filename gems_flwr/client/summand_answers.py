@@ -14,6 +14,7 @@ from flwr.app import RecordDict
 from gems_flwr.client.limits import NodeLimits
 from gems_flwr.client.loss_answers import losses_at, scaled_layer
 from gems_flwr.errors import ModelError
+from gems_flwr.moments.class_sums import ClassSums, in_chunks, sum_classes
 from gems_flwr.moments.loss_sums import loss_sums
 from gems_flwr.moments.moment_sums import (
     asked_for,
@@ -25,6 +26,7 @@ from gems_flwr.moments.moment_sums import (
     sketch_sums,
 )
 from gems_flwr.moments.refine_sections import gradient_summand
+from gems_flwr.moments.total_sums import class_sums_values
 from gems_flwr.samples import Samples
 from gems_flwr.secure.fixed_point import Layout
 from gems_flwr.spaces.output_layer import OutputLayer
@@ -80,6 +82,8 @@ def answer_moment_sums(
         raise ModelError(f"directions of {directions.rows.shape[1]} inputs, there are {features}")
     counts = torch.bincount(samples.labels.long(), minlength=classes).numpy()
     told = 0 if directions is None else len(directions.rows) + request.random
+    if request.stage == "full":
+        told = features
     asked = {section.name for section in layout.sections}
     if request.stage == "covariances":
         shown = np.array([f"second-{label}" in asked for label in range(classes)])
@@ -91,6 +95,8 @@ def answer_moment_sums(
         values = scale_sums(samples, classes, guarded=bounds.largest_rank != "full")
     elif request.stage == "means":
         values = mean_sums(samples, classes)
+    elif request.stage == "full":
+        values = class_sums_values(_class_sums(samples, classes))
     else:
         assert directions is not None
         standard = (directions.center, directions.scale)
@@ -102,6 +108,19 @@ def answer_moment_sums(
             values = covariance_sums(samples, classes, *standard, directions.rows)
     sections = {section.name: section for section in layout.sections}
     return pack_summand(asked_for(values, sections), layout, name=name)
+
+
+def _class_sums(samples: Samples, classes: int) -> ClassSums:
+    if len(samples):
+        return sum_classes(in_chunks(samples.inputs, samples.labels), classes)
+    width = samples.inputs.shape[1]
+    return ClassSums(
+        classes,
+        np.zeros(0, dtype=np.int64),
+        np.zeros(0),
+        np.zeros((0, width)),
+        np.zeros((0, width, width)),
+    )
 
 
 def answer_summed_loss(

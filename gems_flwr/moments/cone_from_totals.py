@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gems_flwr.errors import SpaceError
+from gems_flwr.moments.class_sums import ClassSums
 from gems_flwr.moments.cone_building import MIN_COUNT
 from gems_flwr.moments.join_components import partial_covariance
 from gems_flwr.moments.moment_sums import Standard, random_columns
@@ -93,6 +94,16 @@ def pooled_means(values: Mapping[str, Float], errors: Mapping[str, float]) -> Po
     squares = values["squares"] - 2 * center * values["sum"] + total * center**2 + off
     standard = Standard(center, scale, total, np.maximum(squares, off) / scale**2)
     return PooledMeans(counts, means, within, standard)
+
+
+def pooled_from_sums(sums: ClassSums, errors: Mapping[str, float]) -> PooledMeans:
+    """Return the same of full class sums, whose sections are called ``sums`` and ``outers``."""
+    squares = np.einsum("cii->i", sums.outers)
+    values = {"counts": sums.counts, "sum": sums.sums.sum(axis=0), "squares": squares}
+    values |= {f"sums-{c}": sums.sums[c] for c in np.flatnonzero(sums.counts > 0)}
+    classes = len(sums.counts)
+    off = {"sum": classes * errors["sums"], "squares": classes * errors["outers"]}
+    return pooled_means(values, off)
 
 
 def counted(values: Mapping[str, Float], section: str) -> Float:

@@ -68,10 +68,15 @@ def class_sums_words(layout: Layout, sums: ClassSums, min_count: int = 1) -> Wor
     SpaceError
         If a number is larger than the layout has room for.
     """
+    return layout.encode(class_sums_values(sums, min_count))
+
+
+def class_sums_values(sums: ClassSums, min_count: int = 1) -> dict[str, Float]:
+    """Return a node's class sums by section; classes below `min_count` samples are left out."""
     whole = sums.over_all_classes(min_count)
     rows, columns = np.triu_indices(whole.sums.shape[1])
     outers = whole.outers[:, rows, columns]
-    return layout.encode({_COUNTS: whole.counts, _SUMS: whole.sums, _OUTERS: outers})
+    return {_COUNTS: whole.counts, _SUMS: whole.sums, _OUTERS: outers}
 
 
 def total_of(layout: Layout, words: Words, nodes: Sequence[str]) -> KeptTotal:

@@ -101,14 +101,14 @@ def check_gems_options(options: SpaceStrategy, space: SpaceRequest) -> None:
     if options.robust or options.audit:
         _check_screening(options, space)
     _check_refinement(options, space)
-    if options.secure is not None and not space.is_sketched:
+    if options.secure is not None and not space.is_summed:
         raise OptionError(
-            "secure sums need space=Cone(sums=True, sketch=…): moments of which nobody needs more "
-            "than the total"
+            "secure sums need space=Cone(sums=True), or with sketch=… for fewer bytes: moments of "
+            "which nobody needs more than the total"
         )
-    if space.is_sketched and options.max_examples is not None:
+    if (space.is_sketched or options.secure is not None) and options.max_examples is not None:
         raise OptionError(
-            "max_examples looks at single nodes, of which Cone(sums=True, sketch=…) shows nothing"
+            "max_examples looks at single nodes, of which sums with sketch=… or secure show nothing"
         )
 
 

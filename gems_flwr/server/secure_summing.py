@@ -139,7 +139,7 @@ class SecureSums:
         )
         names = tuple(answer.node for answer in answers)
         log_event("secure_sum", round=server_round, what=step, nodes=len(masked))
-        return Total(layout.decode(words), names, rounding(layout, len(names)))
+        return Total(layout.decode(words), names, rounding(layout, len(names)), (layout, words))
 
     # --- the session ----------------------------------------------------------------------------
 

@@ -16,11 +16,12 @@ import numpy as np
 from flwr.app import RecordDict
 
 from gems_flwr.errors import RoundFailedError, SpaceError
-from gems_flwr.moments.cone_building import MIN_COUNT
+from gems_flwr.moments.cone_building import MIN_COUNT, cone_from_sums
 from gems_flwr.moments.cone_from_totals import (
     cone_from_totals,
     find_basis,
     mean_columns,
+    pooled_from_sums,
     pooled_means,
     sketch_columns,
 )
@@ -34,15 +35,22 @@ from gems_flwr.moments.moment_sums import (
     scale_sections,
     sketch_sections,
 )
+from gems_flwr.moments.small_means import MeanRule
+from gems_flwr.moments.total_sums import class_sums_layout, class_sums_of, total_of
 from gems_flwr.runtime.seeding import derive_seed
 from gems_flwr.secure.fixed_point import Section
+from gems_flwr.secure.kept_total import KeptTotal
 from gems_flwr.server.summed_exchange import SummedExchange
 from gems_flwr.server.summing import Total
 from gems_flwr.spaces.cone import ClassMomentCone
 from gems_flwr.spaces.covariance import QuantizedArray
 from gems_flwr.spaces.output_layer import OutputLayer
+from gems_flwr.typing import Float
 from gems_flwr.wire.moment_requests import MomentSums, Stage, ask_for_moment_sums
 from gems_flwr.wire.space_requests import Cone
+
+# Of the rings of full moments: as exact as single precision.
+_FULL_BITS = 40
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -94,15 +102,8 @@ class MomentExchanges:
         RoundFailedError
             If one has fewer, or the totals are such as no samples have.
         """
-        classes, exchange = self.layer.num_classes, self.exchange
-        sized = self._asked("scale", nodes, scale_sections(classes, len(nodes)))
-        counts, largest = np.rint(sized.values["counts"]), largest_of(sized.values["powers"])
-        least = self.space.min_count or MIN_COUNT
-        # A class that all nodes together have few samples of would be shown, not hidden.
-        counts = np.where(counts >= min(least, MIN_COUNT), counts, 0.0)
-        self._totals[:] = [int(count) for count in counts]
-        if not counts.max(initial=0) > 0:
-            raise RoundFailedError("no class has enough samples on any node", [], ())
+        exchange, least = self.exchange, self.space.min_count or MIN_COUNT
+        sized, counts, largest = self._sized(nodes)
         try:
             sections = mean_sections(counts, self.layer.features, largest)
             total = self._asked("means", self._ids(nodes, sized), sections)
@@ -133,6 +134,54 @@ class MomentExchanges:
             ) from error
         told = {"summed_nodes": list(last.nodes), "directions": len(dense)}
         return SummedMoments(cone, standard, last.nodes, told)
+
+    def play_full(self, nodes: Sequence[int]) -> tuple[SummedMoments, KeptTotal]:
+        """Add up all moments of every class, after the first sum; return the total as well.
+
+        Raises
+        ------
+        RoundFailedError
+            As `play` does.
+        """
+        sized, counts, largest = self._sized(nodes)
+        classes, features = self.layer.num_classes, self.layer.features
+        layout = class_sums_layout(
+            classes,
+            features,
+            len(nodes),
+            largest=largest,
+            samples=float(counts.max()),
+            bits=_FULL_BITS,
+        )
+        last = self._asked("full", self._ids(nodes, sized), layout.sections)
+        assert last.whole is not None
+        kept = total_of(*last.whole, last.nodes)
+        try:
+            sums = class_sums_of(kept)
+            least = self.space.min_count or MIN_COUNT
+            # The total's means are nobody's own: small classes keep theirs as they are.
+            cone = cone_from_sums(
+                sums, min_count=least, epsilon=self.space.epsilon, mean_rule=MeanRule(1, True)
+            )
+            standard = pooled_from_sums(sums, last.errors).standard
+        except SpaceError as error:
+            raise RoundFailedError(
+                f"the sums of {len(sized)} nodes are none that samples have: {error}", [], ()
+            ) from error
+        told = {"summed_nodes": list(last.nodes), "directions": features}
+        return SummedMoments(cone, standard, last.nodes, told), kept
+
+    def _sized(self, nodes: Sequence[int]) -> tuple[Total, Float, float]:
+        """Return the first sum, the samples of each class that takes part, the largest input."""
+        sections = scale_sections(self.layer.num_classes, len(nodes))
+        sized = self._asked("scale", nodes, sections)
+        counts = np.rint(sized.values["counts"])
+        # A class that all nodes together have few samples of would be shown, not hidden.
+        counts = np.where(counts >= min(self.space.min_count or MIN_COUNT, MIN_COUNT), counts, 0.0)
+        self._totals[:] = [int(count) for count in counts]
+        if not counts.max(initial=0) > 0:
+            raise RoundFailedError("no class has enough samples on any node", [], ())
+        return sized, counts, largest_of(sized.values["powers"])
 
     def _ids(self, nodes: Sequence[int], total: Total) -> list[int]:
         return [node for node in nodes if self.exchange.strategy.name_of(node) in total]

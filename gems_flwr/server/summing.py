@@ -39,12 +39,15 @@ class Total:
         Whose sums these are, ordered by name.
     errors : mapping from str to float
         By section, how much rounding to the grid can have moved a number, at most.
+    whole : pair of Layout and array, optional
+        The same as whole numbers of the rings.
     """
 
     values: Mapping[str, Float]
     nodes: tuple[str, ...]
 
     errors: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    whole: tuple[Layout, Words] | None = None
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -125,9 +128,9 @@ class PlainSums:
 
         replies = send(nodes, lambda message: put_layout(message.content, layout)) if nodes else []
         answers = strategy.accept(replies, unpack, at_least=at_least)
-        total = layout.decode(layout.add([answer.value for answer in answers]))
+        words = layout.add([answer.value for answer in answers])
         names = tuple(answer.node for answer in answers)
-        return Total(total, names, rounding(layout, len(names)))
+        return Total(layout.decode(words), names, rounding(layout, len(names)), (layout, words))
 
 
 def rounding(layout: Layout, summands: int) -> dict[str, float]:

@@ -43,6 +43,7 @@ from gems_flwr.networks.backbone import SplitModel
 from gems_flwr.networks.layers import layers_below_output
 from gems_flwr.receipts import samples_of
 from gems_flwr.samples import Samples
+from gems_flwr.secure.kept_total import save_total
 from gems_flwr.server.backbone_sending import BackboneMode, BackboneSender
 from gems_flwr.server.client_metrics import mean_reports
 from gems_flwr.server.gems_options import (
@@ -232,7 +233,7 @@ class Gems(RoundLoop):
             self.request(node)
         check_publishing(
             self.publish_every,
-            hidden=self._space.is_summed or self._space.is_sketched,
+            hidden=self._space.is_summed,
             asks_more=self.audit or self.head == "auto" or self.on_empty == "retrain",
             fraction=self.fraction_train,
         )
@@ -297,7 +298,7 @@ class Gems(RoundLoop):
         summed: SummedMoments | None = None
         received: dict[str, NodeSpace] = {}
         told: Metrics = {}
-        if isinstance(self._space, Cone) and self._space.is_sketched:
+        if isinstance(self._space, Cone) and self._adds_up:
             summed = self._summed(server_round, grid, start, layer, self._space, train_config)
             usable: dict[str, Space | CurvedSpace] = {"all nodes": summed.cone}
             notes: dict[str, str] = {}
@@ -354,8 +355,19 @@ class Gems(RoundLoop):
         """Find the moments of all nodes together, in sums over nodes."""
         nodes = self.choose_nodes(server_round, grid, self.fraction_train, TRAIN)
         model = SplitModel.of(arrays, layer.keys)
-        exchange = self._to_sum(server_round, model, config)
-        return MomentExchanges(exchange, layer, space).play(nodes)
+        exchanges = MomentExchanges(self._to_sum(server_round, model, config), layer, space)
+        if space.is_sketched:
+            return exchanges.play(nodes)
+        summed, total = exchanges.play_full(nodes)
+        if self.checkpoint_dir is not None:
+            # What nodes that leave take their share out of: `gems-flwr aggregate --total`.
+            save_total(Path(self.checkpoint_dir) / "total.safetensors", total)
+        return summed
+
+    @property
+    def _adds_up(self) -> bool:
+        """Whether all that the server sees of the nodes are totals of whole numbers."""
+        return self._space.is_sketched or (self._space.is_summed and self.secure is not None)
 
     def _to_sum(self, server_round: int, model: SplitModel, config: ConfigRecord) -> SummedExchange:
         return SummedExchange(self, self.sums, self._backbones, server_round, model, config)
@@ -379,7 +391,7 @@ class Gems(RoundLoop):
         memory = RefineMemory.of(state.memory).without_members(self._nodes.names_of_leavers)
         about = (self, self._backbones, options, memory, state.arrays, layer)
         this = RefineRound(*about)
-        if isinstance(self._space, Cone) and self._space.is_sketched:
+        if isinstance(self._space, Cone) and self._adds_up:
             this = SummedRefineRound(
                 self.sums, None if self.secure else self._space.min_count, *about
             )
@@ -448,7 +460,7 @@ class Gems(RoundLoop):
             return unpack_choice_reply(content, choice.request, layer.num_classes)
 
         nodes = self.choose_nodes(server_round, grid, 1.0, EVALUATE)
-        if self._space.is_sketched:
+        if self._adds_up:
             groups = layer.num_classes if choice.request.by_class else 1
             sections = count_sections(len(models), groups)
             exchange = self._to_sum(server_round, models[0], config)
@@ -505,13 +517,13 @@ class Gems(RoundLoop):
 
     def forget_nodes(self, state: ServerState, names: Sequence[str]) -> Forgotten:
         """Forget the spaces of nodes that have left."""
-        if self._space.is_sketched:
+        if self._adds_up:
             return not_forgotten(state, self._exchange, names, only_totals=True)
         return forget_spaces(state, self._exchange, self._spaces, self._received, names)
 
     def contributors(self, state: ServerState) -> dict[str, int | None]:
         """Return whose spaces the model is made of, and their samples."""
-        if self._space.is_sketched:
+        if self._adds_up:
             return super().contributors(state)
         return {node: samples_of(space) for node, space in self._received.items()}
 
@@ -527,7 +539,7 @@ class Gems(RoundLoop):
 
         Who is in a sum cannot be left out afterwards.
         """
-        refined = self._space.is_sketched and self.refine_rounds > 0
+        refined = self._adds_up and self.refine_rounds > 0
         return isinstance(self.epsilon, Mapping) or refined
 
     def reason_to_stop(self, state: ServerState) -> str | None:
@@ -651,7 +663,7 @@ class Gems(RoundLoop):
     ) -> dict[str, Any]:
         """Return what nodes say of the result: each of them, or all together."""
         step = "verification"
-        if not self._space.is_sketched:
+        if not self._adds_up:
             return {"node_scores": self._scores(server_round, grid, model, config, step)}
 
         nodes = self.choose_nodes(server_round, grid, 1.0, EVALUATE)

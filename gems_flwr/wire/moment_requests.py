@@ -23,7 +23,7 @@ from gems_flwr.wire.keys import MOMENT_SUMS, SUMS_REQUEST
 from gems_flwr.wire.records import to_numpy, to_record
 from gems_flwr.wire.requests import JsonRequest
 
-Stage = Literal["scale", "means", "sketch", "covariances"]
+Stage = Literal["scale", "means", "sketch", "covariances", "full"]
 
 _CENTER, _SCALE, _DIRECTIONS = "center", "scale", "directions"
 
@@ -34,8 +34,8 @@ class MomentSums(JsonRequest):
 
     Parameters
     ----------
-    stage : {"scale", "means", "sketch", "covariances"}
-        Which one.
+    stage : {"scale", "means", "sketch", "covariances", "full"}
+        Which one; *full* has all moments of every class at once.
     min_count : int, optional
         Samples of classes that have fewer on the node do not count, at least 2; by default what the
         node's limits say.

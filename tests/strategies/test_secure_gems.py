@@ -1,7 +1,12 @@
 """GEMS of which the server sees sums alone: the same digits, whoever drops out when."""
 
+import json
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
 from flwr.clientapp import ClientApp
 from helpers_blobs import both_parts
 from helpers_gems import accuracy, initial, node_data
@@ -19,7 +24,12 @@ from gems_flwr import (
     good_enough_mod,
     secure_sum_mod,
 )
+from gems_flwr.__main__ import main
 from gems_flwr.client.limits import UNLIMITED
+from gems_flwr.moments.class_sums import in_chunks, sum_classes
+from gems_flwr.moments.total_sums import class_sums_words
+from gems_flwr.offline_totals import write_difference
+from gems_flwr.secure.kept_total import load_total
 from gems_flwr.wire.keys import SUMMAND, WORDS
 from gems_flwr.wire.moment_requests import requested_moment_sums
 from gems_flwr.wire.records import to_record
@@ -56,6 +66,68 @@ def test_masks_change_no_digit(options):
     assert digits(secure) == digits(plain)
     assert secure.details["score"] == plain.details["score"]
     assert accuracy(secure.arrays) > 0.95
+
+
+def test_full_moments_are_those_of_plain_sums_within_rounding():
+    secure = run(app(), space=Cone(sums=True))
+    plain = run(app(secure=False), secure=None, space=Cone(sums=True), verify=False)
+    for one, other in zip(secure.arrays.values(), plain.arrays.values(), strict=True):
+        assert np.abs(one.numpy() - other.numpy()).max() < 1e-3
+    assert secure.history[1].exchanges == (
+        *("keys", "shares"),
+        *("moments", "reveal") * 2,
+        *("score", "reveal"),
+    )
+
+
+def test_full_moments_can_be_refined():
+    result = run(app(), space=Cone(sums=True), refine=2)
+    assert result.details["refinement"][0]["taken"]
+
+
+def test_a_node_leaves_a_secure_sum_by_a_signed_difference(tmp_path):
+    """The total without it is, to the last bit, the sum of the others' whole numbers."""
+    key = ed25519.Ed25519PrivateKey.generate()
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    (tmp_path / "own.pem").write_bytes(private)
+    public = key.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    (tmp_path / "3.pub").write_bytes(public)
+    folder = tmp_path / "run"
+    run(app(), space=Cone(sums=True), verify=False, checkpoint_dir=folder)
+    kept = folder / "total.safetensors"
+    total = load_total(kept)
+    assert total.nodes == tuple("01234")
+    context = SimpleNamespace(node_config={"partition-id": 3})
+    write_difference(
+        total.note.to_json(),
+        *both_parts(lambda c: node_data(c, 1))(context)[0],
+        node="3",
+        key=tmp_path / "own.pem",
+        output=tmp_path / "3.safetensors",
+    )
+    model = tmp_path / "model.safetensors"
+    words = ["aggregate", "--total", kept, "--remove", "3", "--key", tmp_path / "3.pub"]
+    words += ["--difference", tmp_path / "3.safetensors", "-o", model]
+    assert main([str(word) for word in words]) == 0
+    # The same run in which that node had added nothing: same grid, other total.
+    without = load_total(kept)
+    assert without.nodes == tuple("0124")
+    parts = [class_sums_words(total.layout, own_sums(node)) for node in (0, 1, 2, 4)]
+    assert (without.words == total.layout.add(parts)).all()
+    receipt = json.loads((tmp_path / "model.receipts.json").read_text())
+    assert "3" in str(receipt)
+
+
+def own_sums(node):
+    context = SimpleNamespace(node_config={"partition-id": node})
+    inputs, labels = both_parts(lambda c: node_data(c, 1))(context)[0]
+    return sum_classes(in_chunks(inputs, labels), 4)
 
 
 def losing(stage, number, node):
@@ -197,8 +269,8 @@ def test_a_request_for_masks_without_the_mod_is_told_which():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"space": Cone()}, "sketch"),
-        ({"space": Ball()}, "sketch"),
+        ({"space": Cone()}, "sums=True"),
+        ({"space": Ball()}, "sums=True"),
         ({"robust": True}, "robust"),
         ({"audit": True}, "audit"),
         ({"max_examples": 10.0}, "max_examples"),
