@@ -63,6 +63,9 @@ if TYPE_CHECKING:
     from gems_flwr.networks.surgery import resize_model as resize_model
     from gems_flwr.offline import OfflineResult as OfflineResult
     from gems_flwr.offline import aggregate_files as aggregate_files
+    from gems_flwr.offline_totals import write_difference as write_difference
+    from gems_flwr.receipts import Receipt as Receipt
+    from gems_flwr.receipts import load_receipts as load_receipts
     from gems_flwr.runtime.inprocess_grid import InProcessGrid as InProcessGrid
     from gems_flwr.runtime.metered_grid import MeteredGrid as MeteredGrid
     from gems_flwr.runtime.metered_grid import Traffic as Traffic
@@ -195,6 +198,9 @@ _HOMES = {
     # Spaces as files.
     "OfflineResult": "offline",
     "aggregate_files": "offline",
+    "write_difference": "offline_totals",
+    "Receipt": "receipts",
+    "load_receipts": "receipts",
     "build_cone": "moments.cone_building",
     "load_space": "spaces.space_files",
     "save_features": "leaks.feature_files",

@@ -23,6 +23,7 @@ from gems_flwr.receipts import Receipt
 from gems_flwr.runtime.app_output import output_for
 from gems_flwr.runtime.flower_cli import COMPLETED, FlowerCli
 from gems_flwr.runtime.ready_simulations import COMMANDS, start_simulations
+from gems_flwr.secure.kept_total import is_total, load_total
 from gems_flwr.server.leaving_runs import leave_run
 from gems_flwr.spaces.space_files import load_space
 
@@ -226,6 +227,11 @@ def _print_receipt(receipt: Receipt) -> None:
 def _show(options: argparse.Namespace) -> int:
     for path in options.files:
         print(path)
+        if is_total(path):
+            note = load_total(path).note
+            print(f"  kind: total of {len(note.nodes)} nodes\n  sha256: {note.digest}")
+            print(f"  note for nodes that leave: {note.to_json()}")
+            continue
         for name, text in describe(load_space(path)):
             print(f"  {name}: {text}")
     return 0

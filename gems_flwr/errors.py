@@ -183,7 +183,7 @@ class OfflineError(GemsError, ValueError):
     ...         aggregate_files([], Path(folder, "model.safetensors"))
     ...     except OfflineError as error:
     ...         print(error)
-    none of 0 files holds a usable space
+    name at least one space file, or a node to remove
     """
 
 

@@ -13,26 +13,92 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
+from torch import Tensor
 
 from gems_flwr.disk.files import replacing
 from gems_flwr.disk.lock import hold_folder
 from gems_flwr.errors import OfflineError
 from gems_flwr.intersect.aggregate import Aggregate, aggregate_spaces
 from gems_flwr.intersect.cone_objective import ConeOptions
+from gems_flwr.moments.class_sums import in_chunks, sum_classes
 from gems_flwr.moments.cone_building import MIN_COUNT, cone_from_sums
 from gems_flwr.moments.small_means import MeanRule
-from gems_flwr.moments.total_sums import class_sums_of
+from gems_flwr.moments.total_sums import class_sums_of, class_sums_words
 from gems_flwr.offline import load_layer
 from gems_flwr.receipts import Receipt, model_digest, save_receipt, utc_now
-from gems_flwr.secure.kept_total import KeptTotal, load_total, save_total
-from gems_flwr.secure.signatures import TrustedKeys
-from gems_flwr.secure.signed_difference import Difference, load_difference, without
+from gems_flwr.secure.kept_total import KeptTotal, TotalNote, load_total, save_total
+from gems_flwr.secure.signatures import Signer, TrustedKeys
+from gems_flwr.secure.signed_difference import (
+    Difference,
+    difference_from,
+    load_difference,
+    save_difference,
+    without,
+)
 from gems_flwr.spaces.output_layer import unflatten_linear
 
 _SHOWN = (
     "whoever kept the total before and has the one after has what the leaver had added; {nodes} "
     "nodes left together"
 )
+
+
+def write_difference(
+    note: str,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    node: str,
+    key: str | Path,
+    output: str | Path,
+    min_count: int = 1,
+) -> Difference:
+    """Write the file by which a node leaves a total of class sums; on the node.
+
+    Parameters
+    ----------
+    note : str
+        What the server tells of its total (``python -m gems_flwr show total.safetensors``).
+    inputs : tensor of shape (n, D)
+        What the node had added up.
+    labels : int tensor of shape (n,)
+        Their classes.
+    node : str
+        The node's name in the total.
+    key : path
+        Its private key, Ed25519 or ECDSA, without a password.
+    output : path
+        Where the difference goes.
+    min_count : int, default 1
+        Fewest samples of a class that the node had added.
+
+    Raises
+    ------
+    SecureSumError
+        If the node is not in the total, or the key cannot be used.
+    SpaceError
+        If the data do not fit the total.
+
+    Examples
+    --------
+    The note is the server's; one of nothing is refused before the key is read:
+
+    >>> import torch
+    >>> from gems_flwr import SecureSumError, write_difference
+    >>> data = torch.randn(40, 3), torch.arange(40) % 2
+    >>> try:
+    ...     write_difference("{}", *data, node="north", key="north.pem", output="north.safetensors")
+    ... except SecureSumError as error:
+    ...     print(error)
+    the note of a total cannot be read: 'layout'
+    """
+    told = TotalNote.from_json(note)
+    classes = told.layout.sections[0].shape[0]
+    sums = sum_classes(in_chunks(inputs, labels), classes)
+    words = class_sums_words(told.layout, sums, min_count)
+    left = difference_from(told, (node,), words).signed(node, Signer.load(key))
+    save_difference(output, left)
+    return left
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -119,6 +119,13 @@ def load_receipts(path: Path) -> list[Receipt]:
     ------
     OfflineError
         If the file holds something else.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from gems_flwr import load_receipts
+    >>> load_receipts(Path("a-run-that-nobody-left", "receipts.json"))
+    []
     """
     if not path.exists():
         return []

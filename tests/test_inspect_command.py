@@ -35,6 +35,7 @@ def test_a_class_of_33_samples_with_full_moments_is_caught_and_named(capsys):
     assert "class 1: 33 samples of 120 features, 33 of 33 were rebuilt within .1" in out
     assert "do not send" in out
     assert "DO NOT SEND: class 0, 1, 2" in out
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_so_it_is_without_any_data(capsys):

@@ -8,14 +8,14 @@ error reply at once::
 
 All mods of this library go through it, so this is also where a node says its name, to a server that
 has to know who is who before it asks for anything else (see `gems_flwr.server.nodes`), and by which
-it leaves a run (`gems_flwr.client.withdrawing`).
+it leaves a run (`gems_flwr.client.withdrawal`).
 """
 
 from __future__ import annotations
 
 from flwr.app import Context, Error, Message
 
-from gems_flwr.client.withdrawing import is_withdrawing
+from gems_flwr.client.withdrawal import is_withdrawing
 from gems_flwr.errors import GemsError, OptionError, describe_fault
 from gems_flwr.runtime.flower_internals import HANDLER_RAISED, ClientAppCallable
 from gems_flwr.wire.asking import wants_name

@@ -88,7 +88,7 @@ def answer_moment_sums(
     bounds.check_summand(request.stage, counts, features, told, masked=masked, totals=totals)
     values: dict[str, Float]
     if request.stage == "scale":
-        values = scale_sums(samples, classes)
+        values = scale_sums(samples, classes, guarded=bounds.largest_rank != "full")
     elif request.stage == "means":
         values = mean_sums(samples, classes)
     else:

@@ -123,7 +123,9 @@ def sketch_columns(rows: QuantizedArray, random: int, seed: int) -> Float:
     return np.concatenate([own, random_columns(len(own), random, seed)], axis=1)
 
 
-def find_basis(pooled: PooledMeans, columns: Float, sketch: Float) -> QuantizedArray:
+def find_basis(
+    pooled: PooledMeans, columns: Float, sketch: Float, most: int | None = None
+) -> QuantizedArray:
     """Return the basis, as rows of length 1: the means' directions and the covariance's.
 
     Parameters
@@ -134,11 +136,13 @@ def find_basis(pooled: PooledMeans, columns: Float, sketch: Float) -> QuantizedA
         Of the sketch.
     sketch : array of shape (D, k)
         ``sum z (z . v)`` over all samples.
+    most : int, optional
+        How many directions there may be; those of the means come first.
     """
     means = np.sqrt(pooled.shares)[:, None] * pooled.standardised
     # What the means make of the columns is known; the rest is the covariance within classes.
     within = sketch / pooled.standard.count - means.T @ (means @ columns)
-    joined = np.concatenate([_mean_directions(pooled), _spanned(within)], axis=1)
+    joined = np.concatenate([_mean_directions(pooled), _spanned(within)], axis=1)[:, :most]
     return unit_rows(_spanned(joined).T)
 
 

@@ -3,7 +3,8 @@
 Four sums, each of which needs the totals before it:
 
 1. *scale*: how many samples each class has, and which power of two no input exceeds (a count of
-   nodes for each power, so that the largest is known and nobody's own);
+   nodes for each power, so that the largest is known and nobody's own), and how many nodes
+   show no more directions than the samples in a sum allow;
 2. *means*: the sum of the inputs of each class, and pooled sums and squares. From here on inputs
    are standardised, ``z = (x - center) / scale``;
 3. *sketch*: ``sum z (z . v)`` for some columns v: what the pooled covariance makes of the
@@ -30,6 +31,7 @@ from torch import Tensor
 
 from gems_flwr.bounds import MAX_EXAMPLES, MAX_WEIGHT
 from gems_flwr.errors import SpaceError
+from gems_flwr.moments.automatic_rank import allowed_rank
 from gems_flwr.moments.class_sums import check_batch
 from gems_flwr.samples import Samples
 from gems_flwr.secure.fixed_point import Section
@@ -81,7 +83,11 @@ def count_section(classes: int, name: str = "counts") -> Section:
 def scale_sections(classes: int, nodes: int) -> list[Section]:
     """Return the sections of the first sum, for a number of nodes."""
     bits = 16 if nodes < 2**14 else 32
-    return [count_section(classes), Section("powers", (POWERS,), 1.0, bits)]
+    return [
+        count_section(classes),
+        Section("powers", (POWERS,), 1.0, bits),
+        Section("guarded", (), 1.0, bits),
+    ]
 
 
 def mean_sections(counts: Float, features: int, largest: float) -> list[Section]:
@@ -152,6 +158,14 @@ def covariance_sections(
 # --- the node's side ----------------------------------------------------------------------------
 
 
+def samples_for(directions: int, features: int) -> int:
+    """Return how many samples a class must have for so many directions of its covariance."""
+    count = 1
+    while allowed_rank(count, features) < directions:
+        count += 1
+    return count
+
+
 def large_enough(samples: Samples, least: int, totals: Sequence[int] = ()) -> Samples:
     """Return the samples of the classes that have at least so many, and are not left out by all."""
     labels = samples.labels.long()
@@ -167,8 +181,17 @@ def large_enough(samples: Samples, least: int, totals: Sequence[int] = ()) -> Sa
     return Samples(samples.inputs[keep], samples.labels[keep])
 
 
-def scale_sums(samples: Samples, classes: int) -> dict[str, Float]:
+def scale_sums(samples: Samples, classes: int, *, guarded: bool = False) -> dict[str, Float]:
     """Return a node's summand of *scale*.
+
+    Parameters
+    ----------
+    samples : Samples
+        The node's.
+    classes : int
+        Of the task.
+    guarded : bool
+        Whether the node shows no more directions than the samples in a sum allow.
 
     Raises
     ------
@@ -182,7 +205,26 @@ def scale_sums(samples: Samples, classes: int) -> dict[str, Float]:
     powers = np.zeros(POWERS)
     if len(samples):
         powers[_power(largest) - LEAST_POWER] = 1
-    return {"counts": _counts(samples, classes), "powers": powers}
+    told = {"counts": _counts(samples, classes), "powers": powers}
+    return {**told, "guarded": np.array(float(guarded))}
+
+
+def directions_shown(counts: Float, features: int) -> int:
+    """Return in how many directions the covariances of classes of so many samples may be told.
+
+    As many as all classes allow but those that have a twentieth of the samples together: rare ones
+    are told by their means alone.
+
+    Parameters
+    ----------
+    counts : array of shape (C,)
+        Samples of each class in all.
+    features : int
+        D.
+    """
+    order = np.argsort(counts)
+    rare = np.cumsum(counts[order]) <= counts.sum() / 20
+    return max(1, allowed_rank(int(counts[order[~rare]][0]), features))
 
 
 def largest_of(powers: Float) -> float:

@@ -18,7 +18,7 @@ from gems_flwr.secure.fixed_point import Layout, Section, Words
 from gems_flwr.secure.kept_total import KeptTotal
 from gems_flwr.typing import Float
 
-KIND = "class-sums"
+KIND = "sums of classes"
 _COUNTS, _SUMS, _OUTERS = "counts", "sums", "outers"
 
 

@@ -176,6 +176,15 @@ def load_total(path: str | Path) -> KeptTotal:
         raise SecureSumError(f"{path} holds no total: {error}") from error
 
 
+def is_total(path: str | Path) -> bool:
+    """Return whether a file says of itself that it holds a total."""
+    try:
+        with safe_open(str(path), framework="numpy") as file:
+            return (file.metadata() or {}).get("format") == FORMAT
+    except (SafetensorError, OSError, ValueError):
+        return False
+
+
 def save_words(path: str | Path, words: Words, header: dict[str, str]) -> None:
     """Write numbers of rings and the texts that say what they are."""
     arrays = {"words": np.ascontiguousarray(words)}

@@ -27,8 +27,10 @@ from gems_flwr.moments.cone_from_totals import (
 from gems_flwr.moments.moment_sums import (
     Standard,
     covariance_sections,
+    directions_shown,
     largest_of,
     mean_sections,
+    samples_for,
     scale_sections,
     sketch_sections,
 )
@@ -111,7 +113,12 @@ class MomentExchanges:
             sections = sketch_sections(standard, columns.shape[1])
             ids = self._ids(nodes, total)
             sketch = self._asked("sketch", ids, sections, standard, rows, seed)
-            basis = find_basis(pooled, columns, sketch.values["sketch"])
+            most = None
+            if self.exchange.strategy.secure and sized.values["guarded"] > 0.5:
+                # More than that its nodes would not show; see `NodeLimits.check_summand`.
+                most = directions_shown(pooled.counts, self.layer.features)
+                least = max(least, samples_for(most, self.layer.features))
+            basis = find_basis(pooled, columns, sketch.values["sketch"], most)
             dense = basis.dense().astype(np.float64)
             lengths = np.linalg.norm(dense, axis=1)
             sections = covariance_sections(pooled.counts, standard, lengths, least)

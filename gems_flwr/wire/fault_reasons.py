@@ -52,4 +52,6 @@ def is_without_mod(reason: str) -> bool:
 
 def without_numbers(reason: str) -> str:
     """Return a reason in which every number is left out, for those whom they are no business of."""
-    return _NUMBER.sub("…", reason)
+    prefix = _PREFIX.match(reason)
+    start = prefix.end() if prefix else 0
+    return reason[:start] + _NUMBER.sub("…", reason[start:])

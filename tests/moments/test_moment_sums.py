@@ -17,14 +17,17 @@ from gems_flwr.moments.cone_from_totals import (
 )
 from gems_flwr.moments.loss_sums import loss_sums, losses_along
 from gems_flwr.moments.moment_sums import (
+    Standard,
     asked_for,
     covariance_sections,
     covariance_sums,
+    directions_shown,
     large_enough,
     largest_of,
     mean_sections,
     mean_sums,
     random_columns,
+    samples_for,
     scale_sections,
     scale_sums,
     sketch_sections,
@@ -222,6 +225,16 @@ def test_the_largest_input_is_told_as_a_power_of_two_that_is_no_smaller(largest)
 def test_classes_that_are_too_small_in_all_are_left_out():
     samples = Samples(torch.zeros(7, 2), torch.tensor([0, 0, 0, 0, 1, 1, 1]))
     assert large_enough(samples, 3, totals=(40, 0, 0)).labels.tolist() == [0, 0, 0, 0]
+
+
+def test_covariances_are_told_in_as_many_directions_as_all_but_rare_classes_allow():
+    """One direction for every 25 samples: 100 allow 4 of 300 features; 9 of 309 are rare."""
+    counts = np.array([100.0, 200.0, 9.0])
+    assert directions_shown(counts, 300) == 4
+    assert samples_for(4, 300) == 100
+    standard = Standard(np.zeros(300), np.ones(300), 309.0, np.ones(300))
+    names = [s.name for s in covariance_sections(counts, standard, np.ones(4), samples_for(4, 300))]
+    assert names == ["counts", "first-0", "second-0", "first-1", "second-1"]
 
 
 def test_classes_of_a_handful_do_not_count():

@@ -23,6 +23,7 @@ from gems_flwr.moments.total_sums import (
     class_sums_words,
     total_of,
 )
+from gems_flwr.offline_totals import write_difference
 from gems_flwr.receipts import load_receipts, model_digest
 from gems_flwr.secure.fixed_point import Layout, Section
 from gems_flwr.secure.kept_total import KeptTotal, TotalNote, load_total, save_total
@@ -231,7 +232,9 @@ def test_the_command_takes_a_node_out_of_a_total(tmp_path, capsys, kind):
     command = ["aggregate", "--total", str(path), "-o", str(output)]
     assert main(command) == 0
     before = load_file(output)
-    note = TotalNote.from_json(load_total(path).note.to_json())
+    capsys.readouterr()
+    main(["show", str(path)])
+    note = TotalNote.from_json(capsys.readouterr().out.partition("that leave: ")[2] or "{}")
     left = difference_from(note, ("north",), class_sums_words(note.layout, node_sums(1)))
     file = tmp_path / "north.safetensors"
     save_difference(file, left)
@@ -262,3 +265,18 @@ def test_the_command_takes_a_node_out_of_a_total(tmp_path, capsys, kind):
     assert main([*command, "--remove", "south"]) == 2
     assert main([*command, "--add"]) == 2
     assert main(["aggregate", "x.safetensors", "-o", str(output), "--difference", str(file)]) == 2
+
+
+def test_a_node_writes_its_difference_in_one_call(tmp_path):
+    rng = np.random.default_rng(5)
+    x, y = torch.from_numpy(rng.normal(size=(60, FEATURES))), torch.arange(60) % CLASSES
+    words = class_sums_words(LAYOUT, sum_classes([(x, y)], CLASSES))
+    total = total_of(LAYOUT, LAYOUT.add([words, WORDS["south"]]), ("north", "south"))
+    private = signer(3).key
+    form = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    key = tmp_path / "north.pem"
+    key.write_bytes(private.private_bytes(serialization.Encoding.PEM, *form))
+    file = tmp_path / "north.safetensors"
+    write_difference(total.note.to_json(), x, y, node="north", key=key, output=file)
+    rest = without(total, load_difference(file), {"north": trusted(Signer(private))})
+    assert np.array_equal(rest.words, WORDS["south"])

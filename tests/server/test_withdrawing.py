@@ -17,7 +17,7 @@ from conftest import record_equal
 from gems_flwr.client.good_enough_mod import good_enough_mod
 from gems_flwr.client.limits import UNLIMITED
 from gems_flwr.client.secure_sum_mod import secure_sum_mod
-from gems_flwr.client.withdrawing import is_withdrawing
+from gems_flwr.client.withdrawal import is_withdrawing
 from gems_flwr.errors import NotEnoughNodesError, OptionError, RoundFailedError
 from gems_flwr.receipts import load_receipts, model_digest, space_digest
 from gems_flwr.runtime.checkpoint import load_arrays
