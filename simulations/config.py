@@ -242,7 +242,7 @@ def _changed(now: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str) -
     for key, default in defaults.items():
         if isinstance(default, dict):
             changed += _changed(now[key], default, f"{prefix}{key}.")
-        elif now[key] != default:
+        elif now.get(key, default) != default:
             changed.append(f"{prefix}{key}={now[key]}")
     return changed
 

@@ -75,7 +75,7 @@ def flat_strategy(strategy: Mapping[str, Any]) -> dict[str, Any]:
 def _flat_space(options: Mapping[str, Any], usual: Mapping[str, float]) -> dict[str, Any]:
     """Return the space among some options, and its own options, as options beside it."""
     kind = str(options["space"]["_target_"]).rpartition(".")[2].lower()
-    own = _own(options["space"])
+    own = {key: value for key, value in _own(options["space"]).items() if _is_said(key, value)}
     epsilon, chosen = own.pop("epsilon", None), options.get("epsilon")
     if epsilon == usual.get(kind):
         epsilon = None
@@ -93,6 +93,11 @@ def _as_before(options: Mapping[str, Any]) -> dict[str, Any]:
     # The head of a network is older than that of moments, and was always said.
     later = {key: value for key, value in _LATER.items() if key != "head" or "merge" not in options}
     return {key: value for key, value in options.items() if later.get(key, ...) != value}
+
+
+def _is_said(key: str, value: Any) -> bool:
+    """Return whether an option of a space is older than its name, or set."""
+    return key != "sketch" or value is not None
 
 
 def _own(node: Mapping[str, Any]) -> dict[str, Any]:

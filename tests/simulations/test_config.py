@@ -67,6 +67,20 @@ def test_secure_sums_are_a_group_that_leaves_the_names_of_other_runs_alone():
         Experiment(compose_config(["secure=sum", "strategy=ensemble"])).strategy(None, [])
 
 
+@pytest.mark.parametrize(
+    ("overrides", "digest"),
+    [
+        (["strategy=gems"], "eb45a687"),
+        (["strategy=gems", "strategy.space.rank=20", "dataset=mnist"], "0fc015dd"),
+        (["strategy=gems_layerwise", "model=mlp"], "ce06dbfb"),
+        (["strategy=fedavg"], "e73ce020"),
+    ],
+)
+def test_runs_keep_the_names_that_they_had_before_secure_sums(overrides, digest):
+    """Digests of commit 3fa1577; a run whose name changes is not found and run again."""
+    assert compose_config(overrides).fingerprint() == digest
+
+
 def test_the_promised_names_are_there():
     assert {"dynamic", "periodic", "nosync", "serial"} <= set(options("strategy"))
     assert {"fedavg", "one_shot_average", "ensemble", "local", "global"} <= set(options("strategy"))
