@@ -72,6 +72,8 @@ class RoundMethods(LoopSettings, Strategy):
     mod_needed: ClassVar[str] = ""
     # Whether all that a strategy makes of its nodes' replies is made of sums, as `secure` demands.
     sums_replies: ClassVar[bool] = False
+    # Whether there are models to publish in the middle of a round (`publish_every`).
+    publishes: ClassVar[bool] = False
     # How many sums there are in a round; nodes exchange keys once for all of them.
     sums_in_round: ClassVar[int] = 2
 
@@ -81,6 +83,10 @@ class RoundMethods(LoopSettings, Strategy):
             raise OptionError(
                 f"{self._name} looks at the replies of single nodes, which secure sums hide: they "
                 "go with Gems, FedAvg, OneShotAverage, PeriodicAveraging and DynamicAveraging"
+            )
+        if self.publish_every and not self.publishes:
+            raise OptionError(
+                f"{self._name} has one model a round, publish_every goes with Gems: leave it out"
             )
         self._sums: Summing = PlainSums()
         if self.secure is not None:

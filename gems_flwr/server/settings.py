@@ -41,7 +41,7 @@ class Callback:
         """
 
     def on_model(self, server_round: int, arrays: Arrays, nodes: Sequence[str]) -> None:
-        """Hear of a model that is published in the middle of a round; see `Gems.publish_every`.
+        """Hear of a model that is published in the middle of a round; see `publish_every`.
 
         Parameters
         ----------
@@ -108,6 +108,12 @@ class LoopSettings:
         Lets the server see sums over nodes alone, never what a single one sends; nodes need
         `secure_sum_mod`. For `Gems` with cones, `FedAvg`, `OneShotAverage`, `PeriodicAveraging` and
         `DynamicAveraging`.
+    publish_every : int, default 0
+        Publish a model as soon as `min_nodes` spaces are there, and with every so many more that
+        come in: what a run with just these nodes gives. It is told to `Callback.on_model` and
+        replaces ``published.safetensors`` in `checkpoint_dir`; ``published`` in the details says
+        when. Nodes that connect meanwhile are asked before the round ends. 0 publishes nothing.
+        For `Gems`; others have one model a round.
     stop_rules : sequence of StopRule
         Asked after every round.
     callbacks : sequence of Callback
@@ -127,6 +133,7 @@ class LoopSettings:
     max_reply_bytes: int | None = 2**31
     max_examples: float | None = None
     secure: SecureSum | None = None
+    publish_every: int = 0
     stop_rules: Sequence[StopRule] = ()
     callbacks: Sequence[Callback] = ()
 

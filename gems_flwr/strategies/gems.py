@@ -167,11 +167,6 @@ class Gems(RoundLoop):
         first message (``auto``). ``send`` has them come along whatever their size, which saves
         an exchange where no node has them; ``local`` sends them to nobody, and a node that has
         others is left out, by name.
-    publish_every : int, default 0
-        Publish a model as soon as `min_nodes` spaces are there, and with every so many more that
-        come in: what a run with just these nodes gives. It is told to `Callback.on_model` and
-        replaces ``published.safetensors`` in `checkpoint_dir`; ``published`` in the details says
-        when. Nodes that connect meanwhile are asked before the round ends. 0 publishes nothing.
     **loop
         See `RoundLoop`. With a `checkpoint_dir` the received spaces are kept in its folder
         ``spaces``, where ``python -m gems_flwr aggregate`` can add a late one.
@@ -191,6 +186,7 @@ class Gems(RoundLoop):
 
     mod_needed: ClassVar[str] = "good_enough_mod(data, model=Net)"
     sums_replies: ClassVar[bool] = True
+    publishes: ClassVar[bool] = True
     # Four of moments, the choice of a head, and the nodes' verdict.
     sums_in_round: ClassVar[int] = 6
 
@@ -214,7 +210,6 @@ class Gems(RoundLoop):
     layer: str | None = None
     refine: Refine | int = 0
     backbone: BackboneMode = "auto"
-    publish_every: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()

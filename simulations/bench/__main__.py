@@ -21,6 +21,7 @@ PARTS = (
     "merging",
     "averaging",
     "sampling",
+    "secure",
 )
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import LocalDpMod
 
 from gems_flwr import (
     FedAvg,
@@ -217,6 +218,18 @@ def test_one_shot_average_is_the_mean_of_one_round():
 def test_what_looks_at_single_nodes_is_refused(options):
     with pytest.raises(OptionError, match="secure sums"):
         FedAvg(secure=SecureSum(), **options)
+
+
+def test_flowers_own_noise_goes_inside_the_masks():
+    """Without noise its mod clips: every step of length 0.25 (i + 1) sqrt(10) becomes 0.5."""
+    client = app(mod=secure_sum_mod())
+    client._mods.append(LocalDpMod(clipping_norm=0.5, sensitivity=0.0, epsilon=1.0, delta=1e-5))
+    model = ArrayRecord([np.zeros((2, 5))])
+    result = FedAvg(secure=SecureSum(), fraction_evaluate=0.0).start(
+        InProcessGrid(client, 4), model, num_rounds=1
+    )
+    [weights] = result.arrays.to_numpy_ndarrays()
+    assert weights == pytest.approx(0.5 / np.sqrt(10), abs=2e-5)
 
 
 def test_a_strategy_of_single_models_is_refused():
