@@ -49,8 +49,8 @@ def after_answering(stage, nodes):
     return mod
 
 
-def app(*outer, mod=None, step=None):
-    client = ClientApp(mods=[*outer, mod or secure_sum_mod()])
+def app(*outer, mod=None, step=None, inner=()):
+    client = ClientApp(mods=[*outer, mod or secure_sum_mod(), *inner])
 
     @client.train()
     def train(message, context):
@@ -222,8 +222,8 @@ def test_what_looks_at_single_nodes_is_refused(options):
 
 def test_flowers_own_noise_goes_inside_the_masks():
     """Without noise its mod clips: every step of length 0.25 (i + 1) sqrt(10) becomes 0.5."""
-    client = app(mod=secure_sum_mod())
-    client._mods.append(LocalDpMod(clipping_norm=0.5, sensitivity=0.0, epsilon=1.0, delta=1e-5))
+    clip = LocalDpMod(clipping_norm=0.5, sensitivity=0.0, epsilon=1.0, delta=1e-5)
+    client = app(inner=[clip])
     model = ArrayRecord([np.zeros((2, 5))])
     result = FedAvg(secure=SecureSum(), fraction_evaluate=0.0).start(
         InProcessGrid(client, 4), model, num_rounds=1
