@@ -132,6 +132,8 @@ def _checked(
         "tune": bool(details.get("tuned_on")),
         "robust": "unchecked_classes" in details or "unchecked" in details,
         "an epsilon that the server chose": details.get("epsilon") is not None,
+        "class_weight": "class_weight" in details,
+        "max_examples": "max_examples" in details,
     }
     if took := [what for what, holds in more.items() if holds]:
         raise OfflineError(

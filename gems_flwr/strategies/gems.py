@@ -311,9 +311,10 @@ class Gems(RoundLoop):
                 step,
             ),
         )
-        chosen: dict[str, Any] = {"head": self.head}
+        chosen: dict[str, Any] = {"head": self.head, **self._unusual()}
         if self.head == "auto":
-            found, chosen = self._chosen(server_round, grid, found, spaces, start, evaluate_config)
+            found, decided = self._chosen(server_round, grid, found, spaces, start, evaluate_config)
+            chosen |= decided
         arrays = layer.replace_in(start, found.point)
         self._publisher.publish(self._exchange, arrays, list(spaces))
         chosen |= self._publisher.details(state.details)
@@ -337,6 +338,14 @@ class Gems(RoundLoop):
         self._keep(received, afresh=server_round == self._first_round)
         memory = {**state.memory, **self._to_refine(received, spaces, summed)}
         return RoundOutcome(arrays=arrays, train_metrics=told, details=details, memory=memory)
+
+    def _unusual(self) -> dict[str, Any]:
+        """Return options that change the layer and that no file of spaces tells."""
+        said = {
+            "class_weight": (self.class_weight, "counts"),
+            "max_examples": (self.max_examples, None),
+        }
+        return {name: value for name, (value, usual) in said.items() if value != usual}
 
     def _summed(
         self,

@@ -113,7 +113,12 @@ def test_replies_that_wait_in_the_inbox_go_and_the_others_stay(tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"robust": True}, "robust"), ({"head": "lda"}, "head='lda'")],
+    [
+        ({"robust": True}, "robust"),
+        ({"head": "lda"}, "head='lda'"),
+        ({"class_weight": "balanced"}, "class_weight"),
+        ({"max_examples": 50.0, "refine": 1}, "max_examples"),
+    ],
 )
 def test_runs_whose_model_took_more_than_spaces_are_refused(tmp_path, capsys, options, said):
     folder = tmp_path / "run"
