@@ -133,7 +133,7 @@ class SecureSums:
         try:
             words = state.opened(number, layout, masked, shares)
         except SecureSumError as error:
-            raise self._failed(session, str(error)) from error
+            raise self._failed(list(session.ids), str(error)) from error
         self._session = dataclasses.replace(
             session, state=state.with_members(list(shares)), used=number + 1
         )
@@ -163,7 +163,10 @@ class SecureSums:
         _, server_round, _ = self._play
         name = secrets.token_hex(8)
         asked: dict[int, Stage] = {node: KeysStage(name, self.sums) for node in nodes}
-        keys = self._asked(asked, partial(unpack_keys_reply, sums=self.sums), at_least=3)
+        keys = self._asked(asked, partial(unpack_keys_reply, sums=self.sums))
+        if len(keys) < 3:
+            said = f"{len(keys)} of {len(nodes)} nodes exchanged keys, it takes three at least"
+            raise self._failed(list(keys), said)
         # Numbers follow the order of names, whoever answers first.
         ids = dict(enumerate(keys))
         state = SumSession.begin(
@@ -216,8 +219,6 @@ class SecureSums:
         stages: Mapping[int, Stage],
         unpack: Callable[[RecordDict], T],
         fits: Callable[[int, T], bool] | None = None,
-        *,
-        at_least: int = 0,
     ) -> dict[int, T]:
         """Play one stage; return the answers by node, in the order of their names."""
         strategy, server_round, step = self._play
@@ -229,7 +230,7 @@ class SecureSums:
         )
         for message in messages:
             put_stage(message.content, stages[message.metadata.dst_node_id])
-        answers = strategy.accept(strategy.collect(messages), unpack, at_least=at_least)
+        answers = strategy.accept(strategy.collect(messages), unpack)
         ids = {strategy.name_of(node): node for node in stages}
         if fits is not None:
             reason = "its answer names other nodes than its neighbours"
@@ -252,17 +253,18 @@ class SecureSums:
             return
         of = len(session.ids)
         raise self._failed(
-            session,
+            list(session.ids),
             f"{len(there)} of {of} nodes {did}, and the threshold is "
             f"{self.options.threshold:.3g} of {of} (at least 3"
             + (f", min_nodes {at_least})" if at_least > 3 else ")"),
         )
 
-    def _failed(self, session: _Session, reason: str) -> RoundFailedError:
+    def _failed(self, nodes: Sequence[int], reason: str) -> RoundFailedError:
+        """Forget the session; return what the round fails with. `nodes` have exchanged keys."""
         strategy, server_round, step = self._play
         self._session = None
         failures = strategy.failures
         named = "".join(f"\n  {failure}" for failure in failures)
         text = f"round {server_round} failed: the secure sum '{step}' was not opened: {reason}"
         # Those who have exchanged keys do have the mod; what they sent is nobody's to see.
-        return RoundFailedError(text + named, list(session.ids), failures)
+        return RoundFailedError(text + named, nodes, failures)
