@@ -21,11 +21,17 @@ from numpy.typing import NDArray
 
 from gems_flwr import scoring
 from gems_flwr.averaging.means import mean_metrics
-from gems_flwr.errors import BadReplyError, Failure, MissingModError, OptionError
+from gems_flwr.errors import (
+    BadReplyError,
+    Failure,
+    MissingModError,
+    OptionError,
+    RoundFailedError,
+)
 from gems_flwr.runtime.metered_grid import MeteredGrid
 from gems_flwr.runtime.seeding import generator
 from gems_flwr.server.exchange import Answer, Exchange
-from gems_flwr.server.log import log_event, log_text, short
+from gems_flwr.server.log import log_event, log_text, log_warning, short
 from gems_flwr.server.model_totals import model_total
 from gems_flwr.server.nodes import Nodes, wait_for_nodes
 from gems_flwr.server.run_summary import settings_lines
@@ -254,7 +260,12 @@ class RoundMethods(LoopSettings, Strategy):
         if self.secure is None or not messages:
             return self.aggregate_evaluate(server_round, self._replies(messages))
         request = ModelSummand(origin="nothing", weight_key=self.record_keys.weight)
-        total = model_total(self, server_round, messages, {}, request, step="evaluate")
+        try:
+            total = model_total(self, server_round, messages, {}, request, step="evaluate")
+        except RoundFailedError as error:
+            # The model is there; what is missing is the nodes' word on it.
+            log_warning("not_evaluated", round=server_round, reason=str(error))
+            return None
         return MetricRecord(dict(total.metrics))
 
     def aggregate_evaluate(

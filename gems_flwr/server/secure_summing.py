@@ -152,11 +152,14 @@ class SecureSums:
             and session.used < self.sums
             and set(nodes) <= set(session.ids.values())
         )
-        if not usable or session is None:
-            self._session = session = self._begin(nodes)
-        wanted = [session.numbers[node] for node in nodes if node in session.numbers]
-        members = set(wanted) & set(session.state.members)
-        return dataclasses.replace(session, state=session.state.with_members(members))
+        if usable and session is not None:
+            wanted = {session.numbers[node] for node in nodes}
+            state = session.state.with_members(wanted & set(session.state.members))
+            if state.is_quorum(state.members):
+                return dataclasses.replace(session, state=state)
+        # Also for a few of them, who could not open a sum that all have shared secrets for.
+        self._session = self._begin(nodes)
+        return self._session
 
     def _begin(self, nodes: Sequence[int]) -> _Session:
         """Let nodes exchange keys and shares."""

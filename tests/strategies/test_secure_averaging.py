@@ -250,6 +250,15 @@ def test_a_node_that_lost_its_state_is_left_out_and_named():
     assert "it has restarted" in failure.reason
 
 
+@pytest.mark.parametrize(("share", "evaluated"), [(0.4, False), (0.6, True)])
+def test_a_few_nodes_evaluate_in_a_sum_of_their_own(share, evaluated):
+    """Two of five are no sum: the model stays, and nothing is told of it. Three are one."""
+    result = started(app(), rounds=1, fraction_evaluate=share)
+    assert bool(result.history[1].evaluate_metrics) is evaluated
+    [floats, *_] = result.arrays.to_numpy_ndarrays()
+    assert floats == pytest.approx(expected_mean(range(5)), abs=2e-5)
+
+
 def test_the_order_of_answers_changes_nothing():
     grid = InProcessGrid(app(), 5)
     send = grid.push_messages
