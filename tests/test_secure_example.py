@@ -30,7 +30,7 @@ def test_flowers_quickstart_learns_the_same_model_under_masks(tmp_path, monkeypa
     for name in ("pytorch", "pytorch_import_only"):
         shutil.copytree(EXAMPLES / name, tmp_path / "apps" / name)
     monkeypatch.setattr(helpers_examples, "EXAMPLES", tmp_path / "apps")
-    plain = play("pytorch_import_only", tmp_path / "plain", **{"num-server-rounds": 2})
+    plain = play("pytorch_import_only", tmp_path / "plain", **{"num-server-rounds": 1})
     for module, changes in CHANGES.items():
         path = tmp_path / "apps" / "pytorch" / "quickstart" / module
         text = path.read_text()
@@ -38,12 +38,12 @@ def test_flowers_quickstart_learns_the_same_model_under_masks(tmp_path, monkeypa
             assert before in text
             text = text.replace(before, after)
         path.write_text(text)
-    secure = play("pytorch", tmp_path / "secure", **{"num-server-rounds": 2})
+    secure = play("pytorch", tmp_path / "secure", **{"num-server-rounds": 1})
     one, other = (
         torch.load(tmp_path / name / "final_model.pt", weights_only=True)
         for name in ("plain", "secure")
     )
-    # Rounded to the grid twice, and trained on in between.
-    assert max(float((one[key] - other[key]).abs().max()) for key in one) < 1e-3
+    # After one round: training on would make more of the rounding to the grid.
+    assert max(float((one[key] - other[key]).abs().max()) for key in one) < 1e-5
     assert secure.accuracy == pytest.approx(plain.accuracy, abs=0.01)
     assert secure.traffic.bytes_up < 2 * plain.traffic.bytes_up
