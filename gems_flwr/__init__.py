@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from gems_flwr.client.compression_mod import compression_mod as compression_mod
     from gems_flwr.client.dynamic_averaging_mod import (
         dynamic_averaging_mod as dynamic_averaging_mod,
     )
@@ -165,6 +166,7 @@ _HOMES = {
     "Report": "client.task",
     "Task": "client.task",
     "TaskSet": "client.task",
+    "compression_mod": "client.compression_mod",
     "dynamic_averaging_mod": "client.dynamic_averaging_mod",
     "fault_reply_mod": "client.fault_reply_mod",
     "freeze_layers": "client.freezing",

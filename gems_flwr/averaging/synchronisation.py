@@ -52,6 +52,14 @@ class Synchronisation:
     left_out: tuple[str, ...] = ()
     checked: bool = True
 
+    def with_average(self, average: Arrays) -> Synchronisation:
+        """Return the same with another average, which is the reference if all nodes get it."""
+        if not self.full:
+            return replace(self, average=average)
+        reference = with_floats_of(self.coordinator.reference, average)
+        coordinator = replace(self.coordinator, reference=reference)
+        return replace(self, coordinator=coordinator, average=average)
+
     @classmethod
     def of_models(
         cls,

@@ -13,7 +13,9 @@ violated or the server asks for it.
 Decided here: the state changes only when the whole message has been worked through, so a fault in
 the handler leaves the node as it was. A message of an earlier round than the node has seen is
 refused; one of the same round is answered again without training, so the server may ask twice.
-Integer arrays (batch-norm counters) stay the node's own when it is given a new model.
+Integer arrays (batch-norm counters) stay the node's own when it is given a new model. Where models
+travel as differences, the node keeps what rounding has taken from those that it sent, and adds it
+to the next; asked again in the same round, it answers with the same bytes.
 """
 
 from __future__ import annotations
@@ -27,10 +29,18 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 
 from gems_flwr.averaging.distances import squared_distance
 from gems_flwr.client.fault_reply_mod import fault_reply_mod, node_name
+from gems_flwr.compression.difference_coding import (
+    Form,
+    PackedModel,
+    decode,
+    decode_whole,
+    encode,
+)
 from gems_flwr.errors import OutdatedMessageError
 from gems_flwr.runtime.flower_internals import ClientAppCallable, Mod
 from gems_flwr.wire.asking import requested_averaging, wants_name
 from gems_flwr.wire.averaging_replies import (
+    SentModel,
     pack_averaging_reply,
     pack_needs_model,
     put_local_model,
@@ -39,6 +49,8 @@ from gems_flwr.wire.averaging_replies import (
 from gems_flwr.wire.keys import (
     BATCHES,
     CORRECT_SHARE_SUM,
+    LOCAL_LEFT_BEFORE,
+    LOCAL_LEFT_OVER,
     LOCAL_METRICS,
     LOCAL_MODEL,
     LOCAL_NOTES,
@@ -48,7 +60,7 @@ from gems_flwr.wire.keys import (
     SERVER_ROUND,
 )
 from gems_flwr.wire.model_replies import instruction_config
-from gems_flwr.wire.records import only_model, to_numpy
+from gems_flwr.wire.records import only_model, to_numpy, to_record
 from gems_flwr.wire.requests import AveragingRequest
 
 Metrics = Mapping[str, int | float]
@@ -68,6 +80,10 @@ class _Memory:
     reference_version: int
     round: int = 0
     metrics: Metrics = field(default_factory=dict)
+    # What rounding has left over, before and after the last model that was sent, and its round.
+    left_before: ArrayRecord | None = None
+    left_over: ArrayRecord | None = None
+    sent_round: int = 0
 
 
 def dynamic_averaging_mod() -> Mod:
@@ -119,7 +135,7 @@ def _answer(message: Message, context: Context, call_next: ClientAppCallable) ->
         raise OutdatedMessageError(
             f"a message of round {server_round} came after round {memory.round}; it changes nothing"
         )
-    memory = _brought_up_to_date(memory, request, *take_new_models(message.content))
+    memory = _brought_up_to_date(memory, request, *_opened(message, memory, request))
     if memory is None:
         return Message(pack_needs_model(node_name(context)), reply_to=message)
     if request.steps and server_round > memory.round:
@@ -127,19 +143,57 @@ def _answer(message: Message, context: Context, call_next: ClientAppCallable) ->
         if isinstance(trained, Message):
             return trained
         memory = trained
-    _keep(context, memory)
     distance = _distance(memory, request)
     due = request.send == "always" or (
         request.send == "violated" and distance is not None and not distance <= request.delta
     )
+    model: SentModel | None = memory.model if due else None
+    if due and request.compress != "float32":
+        memory, model = _packed(memory, request.compress, server_round)
+    _keep(context, memory)
     content = pack_averaging_reply(
         # A node that has not trained yet has nothing to report; the server drops such a reply.
         memory.metrics,
         name=node_name(context),
         squared_distance=distance,
-        model=memory.model if due else None,
+        model=model,
     )
     return Message(content, reply_to=message)
+
+
+def _opened(
+    message: Message, memory: _Memory | None, request: AveragingRequest
+) -> tuple[ArrayRecord | None, ArrayRecord | None]:
+    """Return what the server sent as arrays; nothing for a difference to what the node lacks."""
+    model, reference = take_new_models(message.content)
+    return _unpacked(model, memory, request), _unpacked(reference, memory, request)
+
+
+def _unpacked(
+    sent: SentModel | None, memory: _Memory | None, request: AveragingRequest
+) -> ArrayRecord | None:
+    if not isinstance(sent, PackedModel):
+        return sent
+    if sent.is_whole:
+        return to_record(decode_whole(sent))
+    if memory is None or memory.reference_version != request.base:
+        return None
+    return to_record(decode(sent, to_numpy(memory.reference), request.compress))
+
+
+def _packed(memory: _Memory, form: Form, server_round: int) -> tuple[_Memory, PackedModel]:
+    """Return the model as a difference to the reference, and what the node keeps of it."""
+    again = memory.sent_round == server_round
+    before = memory.left_before if again else memory.left_over
+    left_over = None if before is None else to_numpy(before)
+    encoded = encode(to_numpy(memory.model), to_numpy(memory.reference), form, left_over)
+    kept = dataclasses.replace(
+        memory,
+        left_before=before,
+        left_over=to_record(encoded.left_over),
+        sent_round=server_round,
+    )
+    return kept, encoded.packed
 
 
 def _brought_up_to_date(
@@ -227,6 +281,8 @@ def _recall(context: Context, request: AveragingRequest) -> _Memory | None:
         and notes.get("run") == request.run
     ):
         return None
+    left = [state.get(key) for key in (LOCAL_LEFT_BEFORE, LOCAL_LEFT_OVER)]
+    before, after = (each if isinstance(each, ArrayRecord) else None for each in left)
     return _Memory(
         run=request.run,
         model=model,
@@ -235,6 +291,9 @@ def _recall(context: Context, request: AveragingRequest) -> _Memory | None:
         reference_version=cast(int, notes["reference"]),
         round=cast(int, notes["round"]),
         metrics=cast(Metrics, dict(metrics)),
+        left_before=before,
+        left_over=after,
+        sent_round=cast(int, notes.get("sent", 0)),
     )
 
 
@@ -249,5 +308,13 @@ def _keep(context: Context, memory: _Memory) -> None:
             "model": memory.model_version,
             "reference": memory.reference_version,
             "round": memory.round,
+            "sent": memory.sent_round,
         }
     )
+    for key, left in (
+        (LOCAL_LEFT_BEFORE, memory.left_before),
+        (LOCAL_LEFT_OVER, memory.left_over),
+    ):
+        state.pop(key, None)
+        if left is not None:
+            state[key] = left

@@ -30,6 +30,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from numpy.typing import NDArray
 
 from gems_flwr.averaging.steps import best_beta, residual_norm, update_of
+from gems_flwr.client.compression_mod import with_packed_models
 from gems_flwr.client.fault_reply_mod import fault_reply_mod, node_name
 from gems_flwr.client.several_data import (
     Builders,
@@ -139,14 +140,18 @@ def multi_model_mod(
             return call_next(message, context)
         if request.action == "introduce":
             return fault_reply_mod(message, context, introduce)
-        before = dict(context.state)
-        asked = _ModelsMessage(message, context, call_next, request, loss)
-        reply = fault_reply_mod(message, context, lambda *_: asked.answer())
-        if reply.has_error():
-            # Whatever the handler has put there belongs to training that did not count.
-            context.state.clear()
-            context.state.update(before)
-        return reply
+
+        def answer(message: Message, context: Context) -> Message:
+            before = dict(context.state)
+            asked = _ModelsMessage(message, context, call_next, request, loss)
+            reply = fault_reply_mod(message, context, lambda *_: asked.answer())
+            if reply.has_error():
+                # Whatever the handler has put there belongs to training that did not count.
+                context.state.clear()
+                context.state.update(before)
+            return reply
+
+        return with_packed_models(message, context, answer)
 
     return guarded
 

@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
+from gems_flwr.client.compression_mod import compression_mod
 from gems_flwr.client.dynamic_averaging_mod import dynamic_averaging_mod
 from gems_flwr.client.fault_reply_mod import fault_reply_mod, node_name
 from gems_flwr.client.freezing import freeze_layers
@@ -113,7 +114,7 @@ def task_client_app(
         return call_next(message, context)
 
     # Outermost: it masks what the others answer, and does nothing unless a secure sum is asked for.
-    guarded: list[Mod] = [secure_sum_mod(), fault_reply_mod, limits_mod]
+    guarded: list[Mod] = [secure_sum_mod(), fault_reply_mod, limits_mod, compression_mod()]
 
     def spaces_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         # Inert unless the server asks for a space.

@@ -301,10 +301,10 @@ class Exchange:
                     raise BadReplyError(_NO_SECAGG)
                 value = self._capped(unpack(reply.content))
             except BadReplyError as error:
-                self._refuse(node_id, str(error))
+                self.refuse(node_id, str(error))
             except Exception as error:
                 # No reply ends a run, whatever it does to our own code.
-                self._refuse(node_id, f"the reply cannot be used: {describe_fault(error)}")
+                self.refuse(node_id, f"the reply cannot be used: {describe_fault(error)}")
             else:
                 answers.append(Answer(self.nodes.name(node_id), value))
                 self._answered.append(node_id)
@@ -333,7 +333,7 @@ class Exchange:
         for node_id in dict.fromkeys(self._answered):
             if self.nodes.name(node_id) in reasons:
                 self._answered = [each for each in self._answered if each != node_id]
-                self._refuse(node_id, reasons[self.nodes.name(node_id)])
+                self.refuse(node_id, reasons[self.nodes.name(node_id)])
         answers = list(answers)
         kept = [answer for answer in answers if answer.node not in reasons]
         if len(kept) < len(answers):
@@ -345,7 +345,7 @@ class Exchange:
             raise RoundFailedError(self._too_few(len(answers), at_least), answers, self.failures)
         return answers
 
-    def _refuse(self, node_id: int, reason: str) -> None:
+    def refuse(self, node_id: int, reason: str) -> None:
         """Leave a node out, and forget its reply, so that a resumed run asks it again."""
         self._fail(node_id, reason)
         if self.inbox and node_id in self._keys:

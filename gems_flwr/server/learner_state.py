@@ -16,12 +16,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gems_flwr.averaging.synchronisation import Coordinator, Synchronisation
+from gems_flwr.compression.average_coding import encode_average
+from gems_flwr.compression.difference_coding import Form, PackedModel
 from gems_flwr.errors import CheckpointError
 from gems_flwr.typing import Arrays
 from gems_flwr.wire.keys import BATCHES, CORRECT_SHARE_SUM, LOSS_SUM
 
 _NOTES = "ledger"
 _UNKNOWN = -1
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A model as a difference to the reference that it was made with, by that one's number."""
+
+    base: int
+    packed: PackedModel
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,10 @@ class LearnerState:
         By node: number of the model that it has yet to be given.
     models : mapping from int to model
         The models that are pending.
+    parcels : mapping from int to Parcel
+        Those of them that travel as differences.
+    left_over : mapping from str to ndarray
+        What rounding has taken from averages so far, for each node.
     """
 
     run: str
@@ -65,6 +79,8 @@ class LearnerState:
     known: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     pending: Mapping[str, int] = field(default_factory=dict)
     models: Mapping[int, Arrays] = field(default_factory=dict)
+    parcels: Mapping[int, Parcel] = field(default_factory=dict)
+    left_over: Arrays = field(default_factory=dict)
 
     @property
     def reference(self) -> Arrays:
@@ -85,6 +101,12 @@ class LearnerState:
         """Whether a node must be given the reference beside its model."""
         known = self.known.get(node, (_UNKNOWN, _UNKNOWN))[1]
         return known != self.reference_version and not self.adopts(node)
+
+    def parcel(self, node: str) -> Parcel | None:
+        """Return a node's pending model as a difference to the reference that it has, if it can."""
+        parcel = self.parcels.get(self.pending.get(node, _UNKNOWN))
+        known = self.known.get(node, (_UNKNOWN, _UNKNOWN))[1]
+        return parcel if parcel is not None and parcel.base == known else None
 
     # --- changes --------------------------------------------------------------------------------
 
@@ -124,6 +146,34 @@ class LearnerState:
             pending={names.get(node, node): v for node, v in self.pending.items()},
         )
 
+    def packed(
+        self, synchronisation: Synchronisation, form: Form, nodes: int
+    ) -> tuple[LearnerState, Synchronisation]:
+        """Round an average to what nodes will make of it; note how it travels, and what is left.
+
+        Parameters
+        ----------
+        synchronisation : Synchronisation
+            What came of a round.
+        form : {"float16", "int8", "int4"}
+            How models travel.
+        nodes : int
+            How many nodes take part in the round.
+        """
+        if synchronisation.average is None:
+            return self, synchronisation
+        share = len(synchronisation.receivers) / max(nodes, len(synchronisation.receivers))
+        encoded = encode_average(
+            synchronisation.average, self.reference, form, self.left_over, share
+        )
+        parcel = Parcel(self.reference_version, encoded.packed)
+        state = dataclasses.replace(
+            self,
+            parcels={**self.parcels, self.version + 1: parcel},
+            left_over=encoded.left_over,
+        )
+        return state, synchronisation.with_average(encoded.decoded)
+
     def after(self, synchronisation: Synchronisation) -> LearnerState:
         """Note an average, to be delivered with the next messages to those who gave theirs."""
         if synchronisation.average is None:
@@ -143,7 +193,8 @@ class LearnerState:
         changed = dataclasses.replace(self, **changes)
         wanted = set(changed.pending.values())
         models = {number: model for number, model in changed.models.items() if number in wanted}
-        return dataclasses.replace(changed, models=models)
+        parcels = {number: each for number, each in changed.parcels.items() if number in wanted}
+        return dataclasses.replace(changed, models=models, parcels=parcels)
 
     # --- on disk --------------------------------------------------------------------------------
 
@@ -166,6 +217,14 @@ class LearnerState:
         for number, model in self.models.items():
             if model is not self.reference:
                 arrays |= {f"model/{number}/{name}": array for name, array in model.items()}
+        arrays |= {f"left/{name}": array for name, array in self.left_over.items()}
+        for number, parcel in self.parcels.items():
+            parts = dataclasses.asdict(parcel.packed)
+            del parts["layout"]  # of a difference it is empty
+            arrays |= {
+                f"parcel/{number}/{parcel.base}/{name}": np.frombuffer(part, np.uint8)
+                for name, part in parts.items()
+            }
         return arrays
 
     @classmethod
@@ -185,10 +244,19 @@ class LearnerState:
         notes = json.loads(memory[_NOTES].tobytes())
         reference: dict[str, NDArray] = {}
         models: dict[int, Arrays] = {}
+        left_over: dict[str, NDArray] = {}
+        parcels: dict[int, Parcel] = {}
         for key, array in memory.items():
             kind, _, rest = key.partition("/")
             if kind == "reference":
                 reference[rest] = array
+            elif kind == "left":
+                left_over[rest] = array
+            elif kind == "parcel":
+                number, base, part = rest.split("/")
+                before = parcels[int(number)].packed if int(number) in parcels else PackedModel()
+                packed = dataclasses.replace(before, **{part: array.tobytes()})  # type: ignore[arg-type]
+                parcels[int(number)] = Parcel(int(base), packed)
             elif kind == "model":
                 number, _, name = rest.partition("/")
                 models[int(number)] = {**models.get(int(number), {}), name: array}
@@ -196,7 +264,9 @@ class LearnerState:
         notes["known"] = {node: tuple(pair) for node, pair in notes["known"].items()}
         notes["losses"] = tuple(notes["losses"])
         coordinator = Coordinator(reference, notes.pop("violations"))
-        return cls(coordinator=coordinator, models=models, **notes)
+        return cls(
+            coordinator=coordinator, models=models, parcels=parcels, left_over=left_over, **notes
+        )
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,10 @@ Decided here:
   (NaN, say) begins anew in the next.
 - With `final_sync` the last round ends in a full synchronisation, whose average is the result and
   is delivered. Without it the result is the last average that there was.
+- With `compress` models travel as differences to the reference, which all nodes have, in both
+  directions. Nodes and server go on with the average as it was rounded; what rounding takes is
+  added to later messages, on either side. The initial model is rounded to half precision, and
+  whoever lacks the reference gets models whole.
 - What the nodes' own handlers report (a ``train_loss``) is averaged as in Flower and stands beside
   the protocol's metrics; one that is called like one of those gets the prefix ``client/``.
 """
@@ -34,6 +38,7 @@ from flwr.serverapp import Grid
 
 from gems_flwr.averaging.means import with_floats_of
 from gems_flwr.averaging.synchronisation import Coordinator, Synchronisation
+from gems_flwr.compression.difference_coding import encode_whole, halved
 from gems_flwr.errors import OptionError, RoundFailedError
 from gems_flwr.server.client_metrics import beside, mean_reports
 from gems_flwr.server.learner_state import LearnerState, Tally
@@ -48,6 +53,7 @@ from gems_flwr.wire.averaging_replies import (
     unpack_averaging_reply,
 )
 from gems_flwr.wire.keys import BATCHES, CORRECT_SHARE_SUM, LOSS_SUM, TRAIN
+from gems_flwr.wire.packed_records import pack_bytes
 from gems_flwr.wire.records import to_record
 from gems_flwr.wire.requests import AveragingRequest
 
@@ -82,6 +88,7 @@ class LocalLearners(AveragesModels):
     """
 
     mod_needed: ClassVar[str] = "dynamic_averaging_mod()"
+    packs_models: ClassVar[bool] = True
 
     weighted: bool = False
     final_sync: bool = True
@@ -195,12 +202,13 @@ class LearnerRound:
         self.before = self.tally = Tally.from_details(state.details)
         self.outvoted = Outvoted.from_details(state.details)
         self.learners = LearnerState.from_memory(state.memory) or LearnerState(
-            strategy.run_name, Coordinator(state.arrays)
+            strategy.run_name,
+            Coordinator(state.arrays if strategy.compress == "float32" else halved(state.arrays)),
         )
         nodes = strategy.choose_nodes(server_round, grid, 1.0, TRAIN)
         self.ids = {strategy._nodes.name(node): node for node in nodes}
         self.replies: Replies = {}
-        self._records: dict[int, ArrayRecord] = {}
+        self._records: dict[int, ArrayRecord | ConfigRecord] = {}
 
     # --- the steps of a round -------------------------------------------------------------------
 
@@ -312,6 +320,11 @@ class LearnerRound:
     # --- messages -------------------------------------------------------------------------------
 
     def _settle(self, synchronisation: Synchronisation) -> None:
+        form = self.strategy.compress
+        if form != "float32":
+            self.learners, synchronisation = self.learners.packed(
+                synchronisation, form, len(self.replies)
+            )
         self.learners = self.learners.after(synchronisation)
         self.tally = self.tally.with_synchronisation(self.server_round, synchronisation)
         if synchronisation.average is not None:
@@ -341,7 +354,12 @@ class LearnerRound:
         )
         sent = 0
         for name, message in zip(requests, messages, strict=True):
-            model = self._record(learners.pending[name]) if name in learners.pending else None
+            parcel = learners.parcel(name)
+            model: ArrayRecord | ConfigRecord | None = None
+            if parcel is not None:
+                model = pack_bytes(parcel.packed)
+            elif name in learners.pending:
+                model = self._record(learners.pending[name])
             reference = None
             if learners.lacks_reference(name):
                 reference = self._record(learners.reference_version)
@@ -352,6 +370,8 @@ class LearnerRound:
                 reference=learners.reference_version,
                 adopt=learners.adopts(name),
                 ignore=tuple(strategy.buffers),
+                compress=strategy.compress,
+                base=0 if parcel is None else parcel.base,
                 **requests[name],
             )
             ask_for_averaging(message.content, request, model, reference)
@@ -373,6 +393,7 @@ class LearnerRound:
                 expected=learners.reference,
                 measured=bool(wanted.get("measure")) or wanted.get("send") == "violated",
                 must_send=bool(step.startswith("query")),
+                compress=strategy.compress,
             )
             answers = strategy.accept(collected, unpack, at_least=at_least)
         if not step:
@@ -402,10 +423,12 @@ class LearnerRound:
         self.ids = {now[name]: node for name, node in self.ids.items()}
         return learners.renamed({old: new for old, new in now.items() if old != new})
 
-    def _record(self, version: int) -> ArrayRecord:
+    def _record(self, version: int) -> ArrayRecord | ConfigRecord:
+        """Return a whole model as it travels, made once for all nodes that get it."""
         if version not in self._records:
             learners = self.learners
             is_reference = version == learners.reference_version
             model = learners.reference if is_reference else learners.models[version]
-            self._records[version] = to_record(model)
+            plain = self.strategy.compress == "float32"
+            self._records[version] = to_record(model) if plain else pack_bytes(encode_whole(model))
         return self._records[version]

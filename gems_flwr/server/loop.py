@@ -11,6 +11,7 @@ both find ready is in `gems_flwr.server.round_methods`.
 from __future__ import annotations
 
 import dataclasses
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,11 +21,13 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 
+from gems_flwr.compression.difference_coding import check_compressible
 from gems_flwr.errors import RoundFailedError
 from gems_flwr.receipts import RECEIPTS
 from gems_flwr.runtime.metered_grid import MeteredGrid
 from gems_flwr.server.exchange import Exchange
 from gems_flwr.server.log import is_heard, log_event, log_text, without_clashes
+from gems_flwr.server.model_links import ModelLinks, renamed_links, without_links
 from gems_flwr.server.nodes import Nodes
 from gems_flwr.server.replay import play_despite_replies
 from gems_flwr.server.round_log import RoundLog, owning_its_folder
@@ -132,6 +135,8 @@ class RoundLoop(RoundMethods):
         grid, began = MeteredGrid.around(grid), time.perf_counter()
         # Node ids of another run mean nothing in this one.
         self._nodes, self._left = Nodes(), ()
+        self._links_name = secrets.token_hex(4)
+        check_compressible(to_numpy(initial_arrays), self.compress)
         self.prepare(to_numpy(initial_arrays), num_rounds)
         rounds = num_rounds if self.rounds_needed is None else self.rounds_needed
         round_log = self._open_round_log(initial_arrays)
@@ -154,6 +159,7 @@ class RoundLoop(RoundMethods):
             log_text("", f"[ROUND {number}/{last}]")
             if names := self._nodes.settle(grid):
                 state = self.rename_nodes(state, names)
+                state = dataclasses.replace(state, memory=renamed_links(state.memory, names))
             exchange = Exchange(
                 server_round=number,
                 nodes=self._nodes,
@@ -209,8 +215,13 @@ class RoundLoop(RoundMethods):
 
         def once(now: ServerState) -> RoundOutcome:
             number = exchange.server_round
+            links = self._links = self._new_links(now)
+            now = dataclasses.replace(now, memory=without_links(now.memory))
             outcome = self.play_round(number, now, grid, train_config, evaluate_config)
-            return self._evaluated(number, outcome, evaluate_config, grid)
+            outcome = self._evaluated(number, outcome, evaluate_config, grid)
+            if links is None:
+                return outcome
+            return dataclasses.replace(outcome, memory={**outcome.memory, **links.to_memory()})
 
         def play(barred: Mapping[int, str]) -> RoundOutcome:
             self._exchange = dataclasses.replace(exchange, barred=barred)
@@ -229,6 +240,13 @@ class RoundLoop(RoundMethods):
         if exchange.inbox is None:
             return play({})  # to play it again everybody would have to train again
         return play_despite_replies(play, lambda: self._exchange)
+
+    def _new_links(self, state: ServerState) -> ModelLinks | None:
+        """Return what nodes have been given before a round, where models are packed."""
+        if self.compress == "float32" or self.packs_models:
+            return None
+        key = self.record_keys.arrays
+        return ModelLinks.from_memory(state.memory, self.compress, self._links_name, key)
 
     def _without_leavers(self, state: ServerState) -> ServerState:
         """Return a state that says nothing of those who have left, but for the receipts."""

@@ -32,6 +32,7 @@ from gems_flwr.runtime.metered_grid import MeteredGrid
 from gems_flwr.runtime.seeding import generator
 from gems_flwr.server.exchange import Answer, Exchange
 from gems_flwr.server.log import log_event, log_text, log_warning, short
+from gems_flwr.server.model_links import ModelLinks
 from gems_flwr.server.model_totals import model_total
 from gems_flwr.server.nodes import Nodes, wait_for_nodes
 from gems_flwr.server.run_summary import settings_lines
@@ -80,6 +81,10 @@ class RoundMethods(LoopSettings, Strategy):
     sums_replies: ClassVar[bool] = False
     # Whether there are models to publish in the middle of a round (`publish_every`).
     publishes: ClassVar[bool] = False
+    # Whether nodes are sent models and send theirs, which may be packed (`compress`), and whether a
+    # strategy does that by itself.
+    sends_models: ClassVar[bool] = True
+    packs_models: ClassVar[bool] = False
     # How many sums there are in a round; nodes exchange keys once for all of them.
     sums_in_round: ClassVar[int] = 2
 
@@ -94,6 +99,11 @@ class RoundMethods(LoopSettings, Strategy):
             raise OptionError(
                 f"{self._name} has one model a round, publish_every goes with Gems: leave it out"
             )
+        if self.compress != "float32" and not self.sends_models:
+            raise OptionError(
+                f"{self._name} sends other things than models, compress={self.compress!r} would "
+                "change nothing: leave it out"
+            )
         self._sums: Summing = PlainSums()
         if self.secure is not None:
             self._sums = SecureSums(self.secure, self.sums_in_round)
@@ -101,6 +111,7 @@ class RoundMethods(LoopSettings, Strategy):
         self._exchange = Exchange(0, self._nodes)
         self._template: Arrays | None = None
         self._is_playing = False
+        self._links: ModelLinks | None = None
         # Ids of those who have left, with a receipt.
         self._left: tuple[int, ...] = ()
 
@@ -223,7 +234,8 @@ class RoundMethods(LoopSettings, Strategy):
 
         Who is chosen by the seed does not: that goes by what the grid tells; see `Nodes`.
         """
-        return False
+        # Who has which model matters from the second round on.
+        return self.compress != "float32" and self.rounds_needed != 1
 
     # --- Flower's four methods ----------------------------------------------------------------
 
@@ -342,6 +354,8 @@ class RoundMethods(LoopSettings, Strategy):
     def mods_needed(self) -> str:
         """Return what a ClientApp must have among its mods; nothing where any handler will do."""
         needed = ["secure_sum_mod()"] if self.secure is not None else []
+        if self.compress != "float32" and not self.mod_needed:
+            needed.append("compression_mod()")
         return ", ".join([*needed, *([self.mod_needed] if self.mod_needed else [])])
 
     def without_mod(self, said: Mapping[str, str]) -> MissingModError:
@@ -359,8 +373,20 @@ class RoundMethods(LoopSettings, Strategy):
         self._is_playing = other._is_playing
 
     def collect(self, messages: Iterable[Message]) -> list[Message]:
-        """Send messages and return the replies of the round under way; see `Exchange`."""
-        return self._exchange.collect(self._exchange.unbarred(messages))
+        """Send messages and return the replies of the round under way; see `Exchange`.
+
+        With `compress` models are packed on the way, in both directions.
+        """
+        outgoing = self._exchange.unbarred(messages)
+        return self.send(outgoing) if self._links is None else self._links.collect(self, outgoing)
+
+    def send(self, messages: Sequence[Message]) -> list[Message]:
+        """Send messages as they are, and return the replies as they come."""
+        return self._exchange.collect(messages)
+
+    def refuse(self, node_id: int, reason: str) -> None:
+        """Leave a node out of the round under way, whose reply cannot be used."""
+        self._exchange.refuse(node_id, reason)
 
     def accept(
         self, replies: Iterable[Message], unpack: Callable[[RecordDict], T], *, at_least: int = 0
@@ -411,6 +437,11 @@ class RoundMethods(LoopSettings, Strategy):
                 f"start {type(self).__name__} by itself, or use FedAvg here: it plays rounds of "
                 "its own, and another strategy's loop (Flower's wrappers for differential "
                 "privacy have one) would make something else of them"
+            )
+        if self.compress != "float32":
+            raise OptionError(
+                f"start {type(self).__name__} by itself: another strategy's loop sends messages of "
+                f"its own, which compress={self.compress!r} cannot pack"
             )
         self._exchange = Exchange(server_round, self._nodes, max_examples=self.max_examples)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from gems_flwr.compression.difference_coding import Form, check_form
 from gems_flwr.errors import OptionError
 from gems_flwr.secure.secure_sum import SecureSum
 from gems_flwr.server.state import RoundRecord, RunResult
@@ -108,6 +109,11 @@ class LoopSettings:
         Lets the server see sums over nodes alone, never what a single one sends; nodes need
         `secure_sum_mod`. For `Gems` with cones, `FedAvg`, `OneShotAverage`, `PeriodicAveraging` and
         `DynamicAveraging`.
+    compress : {"float32", "float16", "int8", "int4"}
+        How models travel, in both directions. ``float32``: as they are. Otherwise as differences to
+        what the receiver has, rounded to so many bits and deflated; what rounding takes is added
+        to the next message (`gems_flwr.compression`). For strategies that send models; where nodes
+        do not keep them by themselves, they need `compression_mod`.
     publish_every : int, default 0
         Publish a model as soon as `min_nodes` spaces are there, and with every so many more that
         come in: what a run with just these nodes gives. It is told to `Callback.on_model` and
@@ -133,6 +139,7 @@ class LoopSettings:
     max_reply_bytes: int | None = 2**31
     max_examples: float | None = None
     secure: SecureSum | None = None
+    compress: Form = "float32"
     publish_every: int = 0
     stop_rules: Sequence[StopRule] = ()
     callbacks: Sequence[Callback] = ()
@@ -156,6 +163,12 @@ class LoopSettings:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise OptionError(f"{name} must be above 0 or None, got {value}")
+        check_form(self.compress)
+        if self.secure is not None and self.compress != "float32":
+            raise OptionError(
+                f"compress={self.compress!r} rounds what a single node sends, and a secure sum has "
+                "bits of its own (SecureSum(bits=…)); take one of the two"
+            )
         if self.seed < 0:
             raise OptionError(f"seed must be at least 0, got {self.seed}")
         if self.secure is not None:

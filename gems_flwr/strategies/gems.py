@@ -185,6 +185,7 @@ class Gems(RoundLoop):
     """
 
     mod_needed: ClassVar[str] = "good_enough_mod(data, model=Net)"
+    sends_models: ClassVar[bool] = False
     sums_replies: ClassVar[bool] = True
     publishes: ClassVar[bool] = True
     # Four of moments, the choice of a head, and the nodes' verdict.

@@ -132,6 +132,7 @@ class LayerwiseGems(TunesOnPublicData):
     """
 
     mod_needed: ClassVar[str] = "good_enough_mod(data, model=Net)"
+    sends_models: ClassVar[bool] = False
 
     merge: MergeMethod = "kmeans"
     clusters: int | None = None

@@ -83,6 +83,7 @@ class Pooled(RoundLoop):
     converged: bool = True
 
     rounds_needed: ClassVar[int | None] = 1
+    sends_models: ClassVar[bool] = False
 
     def play_round(
         self,

@@ -86,6 +86,7 @@ class PrivateGems(RoundLoop):
     """
 
     mod_needed: ClassVar[str] = "good_enough_mod(data, model=Net)"
+    sends_models: ClassVar[bool] = False
     sums_replies: ClassVar[bool] = True
 
     epsilon: float = 1.0

@@ -63,6 +63,7 @@ class PublicOnly(RoundLoop):
     tune_rate: float = 1e-3
 
     rounds_needed: ClassVar[int | None] = 1
+    sends_models: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

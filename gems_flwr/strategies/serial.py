@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
@@ -47,6 +48,8 @@ class Serial(RoundLoop):
     >>> result.arrays.to_numpy_ndarrays(), result.traffic.bytes_up
     ([array([3., 3.])], 0)
     """
+
+    sends_models: ClassVar[bool] = False
 
     learn: Learn
 

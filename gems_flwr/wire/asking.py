@@ -194,10 +194,13 @@ def requested_statistics(content: RecordDict) -> StatisticsRequest | None:
 def ask_for_averaging(
     content: RecordDict,
     request: AveragingRequest,
-    model: ArrayRecord | None = None,
-    reference: ArrayRecord | None = None,
+    model: ArrayRecord | ConfigRecord | None = None,
+    reference: ArrayRecord | ConfigRecord | None = None,
 ) -> None:
-    """Add a request to an instruction, with a new model and a new reference where there are any."""
+    """Add a request to an instruction, with a new model and a new reference where there are any.
+
+    Either may be packed (`gems_flwr.wire.packed_records`).
+    """
     put(content, AVERAGING, request.to_json())
     if model is not None:
         content[ARRAYS] = model

@@ -3,7 +3,8 @@
 ==============  =================================================================
 instruction     ``config`` with ``averaging`` (JSON of an `AveragingRequest`);
                 ``arrays`` only if the node gets a new model, ``reference`` only
-                if it gets a new reference that is not that model
+                if it gets a new reference that is not that model; both are
+                packed where the request has ``compress``
 reply           one MetricRecord with ``num-examples`` and, if asked for,
                 ``squared-distance``; one ArrayRecord only on violation or on
                 request
@@ -24,6 +25,7 @@ from dataclasses import dataclass, field
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from gems_flwr.bounds import MAX_EXAMPLES
+from gems_flwr.compression.difference_coding import Form, PackedModel
 from gems_flwr.errors import BadReplyError
 from gems_flwr.typing import Arrays
 from gems_flwr.wire.keys import (
@@ -44,6 +46,7 @@ from gems_flwr.wire.model_replies import (
     unpack_metrics_reply,
     unpack_model_reply,
 )
+from gems_flwr.wire.packed_records import open_packed_reply, pack_bytes, unpack_bytes
 
 
 @dataclass(frozen=True)
@@ -71,13 +74,20 @@ class AveragingReply:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-def take_new_models(content: RecordDict) -> tuple[ArrayRecord | None, ArrayRecord | None]:
+# A model as it comes in a message: as arrays, or as bytes.
+SentModel = ArrayRecord | PackedModel
+
+
+def take_new_models(content: RecordDict) -> tuple[SentModel | None, SentModel | None]:
     """Take the new model and the new reference, if any, out of an instruction."""
-    model, reference = content.pop(ARRAYS, None), content.pop(REFERENCE, None)
-    return (
-        model if isinstance(model, ArrayRecord) else None,
-        reference if isinstance(reference, ArrayRecord) else None,
-    )
+    return _sent_model(content, ARRAYS), _sent_model(content, REFERENCE)
+
+
+def _sent_model(content: RecordDict, key: str) -> SentModel | None:
+    record = content.pop(key, None)
+    if isinstance(record, ConfigRecord):
+        return unpack_bytes(record, key)
+    return record if isinstance(record, ArrayRecord) else None
 
 
 def put_local_model(content: RecordDict, model: ArrayRecord, server_round: int) -> None:
@@ -104,7 +114,7 @@ def pack_averaging_reply(
     *,
     name: str,
     squared_distance: float | None,
-    model: ArrayRecord | None,
+    model: SentModel | None,
 ) -> RecordDict:
     """Return a reply: the handler's metrics, the distance if asked for, the model if it is due."""
     record = MetricRecord(dict(metrics))
@@ -112,12 +122,17 @@ def pack_averaging_reply(
         record[SQUARED_DISTANCE] = float(squared_distance)
     content = RecordDict({METRICS: record, **pack_name(name)})
     if model is not None:
-        content[ARRAYS] = model
+        content[ARRAYS] = pack_bytes(model) if isinstance(model, PackedModel) else model
     return content
 
 
 def unpack_averaging_reply(
-    content: RecordDict, expected: Arrays, *, measured: bool, must_send: bool
+    content: RecordDict,
+    expected: Arrays,
+    *,
+    measured: bool,
+    must_send: bool,
+    compress: Form = "float32",
 ) -> AveragingReply:
     """Validate a reply.
 
@@ -126,11 +141,13 @@ def unpack_averaging_reply(
     content : RecordDict
         What the node sent.
     expected : mapping from str to ndarray
-        Arrays with the names, shapes and dtypes that a model must have.
+        The reference: arrays with the names, shapes and dtypes that a model must have.
     measured : bool
         Whether the squared distance was asked for.
     must_send : bool
         Whether the model was asked for.
+    compress : {"float32", "float16", "int8", "int4"}
+        How it was asked for.
 
     Raises
     ------
@@ -140,6 +157,8 @@ def unpack_averaging_reply(
     if needs_model(content):
         return AveragingReply(needs_model=True)
     arrays: Arrays | None = None
+    if compress != "float32":
+        open_packed_reply(content, expected, compress)
     if content.array_records:
         arrays = unpack_model_reply(content, expected).arrays
     elif must_send:

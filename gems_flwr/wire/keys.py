@@ -62,6 +62,8 @@ LOCAL_MODEL = "averaging-local-model"
 LOCAL_REFERENCE = "averaging-reference"
 LOCAL_NOTES = "averaging-notes"
 LOCAL_METRICS = "averaging-metrics"
+LOCAL_LEFT_OVER = "averaging-left-over"
+LOCAL_LEFT_BEFORE = "averaging-left-before"
 LOCAL_BACKBONE = "gems-backbone"
 TASK_MEMORY = "task-memory"
 PRIVACY_SPENT = "privacy-spent"
@@ -90,6 +92,12 @@ WEIGHT_SUM = "weight-sum"
 WITHDRAWAL = "withdrawal"
 WITHDRAW = "withdraw"
 LOSS_SUMS = "loss-sums"
+
+# Models as bytes, relative to one that the receiver has.
+EXACT = "packed-exact"
+LAYOUT = "packed-layout"
+COMPRESSION = "compression"
+NEEDS_BASE = "needs-base"
 
 # Sums of which only the total is looked at.
 SUM_LAYOUT = "sum-layout"

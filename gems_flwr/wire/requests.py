@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
+from gems_flwr.compression.difference_coding import FORMS, Form
 from gems_flwr.errors import OptionError
 from gems_flwr.spaces.checks import MAX_WEIGHT
 from gems_flwr.spaces.radius import METHODS, Method
@@ -281,6 +282,11 @@ class AveragingRequest(JsonRequest):
         Whether the model in this message is the new reference too.
     ignore : tuple of str
         Names of floating-point arrays that are no parameters.
+    compress : {"float32", "float16", "int8", "int4"}
+        How models travel in both directions: other than ``float32`` as differences to the
+        reference; see `gems_flwr.compression.difference_coding`.
+    base : int
+        Number of the reference that the model in this message is a difference to, where it is one.
     """
 
     separators: ClassVar[tuple[str, str]] = (",", ":")
@@ -294,10 +300,17 @@ class AveragingRequest(JsonRequest):
     measure: bool = False
     adopt: bool = False
     ignore: tuple[str, ...] = ()
+    compress: Form = "float32"
+    base: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ignore", tuple(self.ignore))
-        self.check({"send": (self.send in get_args(Send), f"one of {list(get_args(Send))}")})
+        self.check(
+            {
+                "send": (self.send in get_args(Send), f"one of {list(get_args(Send))}"),
+                "compress": (self.compress in FORMS, f"one of {list(FORMS)}"),
+            }
+        )
 
 
 Action = Literal["introduce", "losses", "train", "send"]

@@ -18,18 +18,25 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, Message
+from flwr.app import Message
 from flwr.clientapp import ClientApp
 from torch import nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
+from gems_flwr.compression.difference_coding import (
+    PackedModel,
+    decode,
+    decode_whole,
+    encode,
+)
 from gems_flwr.runtime.flower_internals import number_message
 from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from gems_flwr.runtime.seeding import derive_seed
 from gems_flwr.typing import Arrays
 from gems_flwr.wire.asking import requested_averaging
 from gems_flwr.wire.averaging_replies import (
+    SentModel,
     pack_averaging_reply,
     take_new_models,
 )
@@ -78,7 +85,11 @@ class LockstepGrid(InProcessGrid):
         )
         self._references: list[Tensors] = [{}] * count
         self._metrics: list[Mapping[str, float]] = [{}] * count
-        self._round = 0
+        # What rounding has taken from the models that a node sent.
+        self._left_over: list[Arrays] = [{}] * count
+        self._last_sent: SentModel | None = None
+        self._last_base: Tensors | None = None
+        self._last_tensors: Tensors = {}
 
     # --- the grid -------------------------------------------------------------------------------
 
@@ -109,20 +120,34 @@ class LockstepGrid(InProcessGrid):
         number = self._number(message)
         model, reference = take_new_models(message.content)
         if model is not None:
-            tensors = self._tensors(model)
+            tensors = self._tensors(model, number, request)
             with torch.no_grad():
                 for name, weight in self._weights.items():
                     weight[number] = tensors[name]
             if request.adopt:
                 self._references[number] = tensors
         if reference is not None:
-            self._references[number] = self._tensors(reference)
+            self._references[number] = self._tensors(reference, number, request)
 
-    def _tensors(self, record: ArrayRecord) -> Tensors:
-        # One average goes to many nodes as the same record: it is read once.
-        if getattr(self, "_last_record", None) is not record:
-            self._last_record = record
-            self._last_tensors = {k: torch.from_numpy(a) for k, a in to_numpy(record).items()}
+    def _tensors(self, sent: SentModel, number: int, request: AveragingRequest) -> Tensors:
+        # One average goes to many nodes as the same record, or bytes: it is read once.
+        base = self._references[number]
+        if (
+            not (
+                self._last_sent is sent
+                or (isinstance(sent, PackedModel) and self._last_sent == sent)
+            )
+            or self._last_base is not base
+        ):
+            self._last_sent, self._last_base = sent, base
+            if not isinstance(sent, PackedModel):
+                arrays = to_numpy(sent)
+            elif sent.is_whole:
+                arrays = decode_whole(sent)
+            else:
+                own = {name: tensor.numpy() for name, tensor in base.items()}
+                arrays = decode(sent, own, request.compress)
+            self._last_tensors = {name: torch.from_numpy(a) for name, a in arrays.items()}
         return self._last_tensors
 
     def _reply(
@@ -133,7 +158,7 @@ class LockstepGrid(InProcessGrid):
         due = request.send == "always" or (
             request.send == "violated" and distances[number] > request.delta
         )
-        model = to_record(self._arrays(number)) if due else None
+        model = self._sent(number, request) if due else None
         content = pack_averaging_reply(
             self._metrics[number],
             name=str(number),
@@ -143,6 +168,16 @@ class LockstepGrid(InProcessGrid):
         reply = Message(content, reply_to=message)
         number_message(reply)
         return reply
+
+    def _sent(self, number: int, request: AveragingRequest) -> SentModel:
+        """Return a node's model as it travels."""
+        arrays = self._arrays(number)
+        if request.compress == "float32":
+            return to_record(arrays)
+        base = {name: tensor.numpy() for name, tensor in self._references[number].items()}
+        encoded = encode(arrays, base, request.compress, self._left_over[number])
+        self._left_over[number] = encoded.left_over
+        return encoded.packed
 
     def _number(self, message: Message) -> int:
         return self._numbers[message.metadata.dst_node_id]

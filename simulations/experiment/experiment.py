@@ -365,7 +365,8 @@ class Experiment:
     @property
     def keeps_models_on_nodes(self) -> bool:
         """Whether a run goes on only with the nodes that it began with."""
-        return issubclass(get_class(self.config.strategy["_target_"]), LocalLearners)
+        packed = self.config.strategy.get("compress", "float32") != "float32"
+        return packed or issubclass(get_class(self.config.strategy["_target_"]), LocalLearners)
 
     def _stop_rules(self) -> list[StopRule]:
         stop = self.config.stop

@@ -121,6 +121,11 @@ class MultiModel(RoundLoop):
         self.rule = sampling_rule(self.sampling)
         if not (np.isfinite(self.budget) and self.budget > 0):
             raise OptionError(f"budget must be a number above 0, got {self.budget}")
+        if self.compress != "float32" and self.rule.corrects_gradients:
+            raise OptionError(
+                f"compress={self.compress!r} rounds models, and SCAFFOLD's control variates, as "
+                "large as they, would travel as they are: take another sampling, or leave it out"
+            )
         if self.fraction_train != 1:
             raise OptionError(
                 f"fraction_train must be 1, since budget says who trains, got {self.fraction_train}"

@@ -1,0 +1,276 @@
+"""Sending models as differences to what each node has, and reading theirs.
+
+The server knows, by node and record, which model it gave out last, as the node decoded it. A new
+model goes out as the difference to that. A node's trained model comes back as the difference to
+what it was given, and counts as that difference added to the model as the server has it: what
+rounding took on the way down is not in the result, and is part of the next message. A node that has
+the very model already, since it evaluated it, gets none. What a node has never been given goes
+whole, its matrices in half precision.
+
+Decided here: nodes that have different models get different messages, and start from models that
+differ by rounding. A model is kept as long as a node has it; beyond `MOST_BYTES` the oldest are
+forgotten, and their nodes get the next one whole. All of it is part of the checkpoint: a resumed
+run goes on with the same digits, if its nodes have kept their state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from flwr.app import ArrayRecord, Message, RecordDict
+from numpy.typing import NDArray
+
+from gems_flwr.compression.difference_coding import (
+    Form,
+    PackedModel,
+    encode,
+    encode_whole,
+    halved,
+)
+from gems_flwr.errors import BadReplyError, CheckpointError
+from gems_flwr.server.log import log_event
+from gems_flwr.typing import Arrays
+from gems_flwr.wire.compression_messages import (
+    CompressionRequest,
+    needs_base,
+    put_compression,
+    take_bases,
+)
+from gems_flwr.wire.keys import ARRAYS, MODEL
+from gems_flwr.wire.packed_records import open_packed, pack_bytes, packed_models
+from gems_flwr.wire.records import to_numpy
+
+if TYPE_CHECKING:
+    from gems_flwr.server.round_methods import RoundMethods
+
+MOST_BYTES = 2**28
+_PREFIX = "links/"
+_NOTES = f"{_PREFIX}notes"
+
+
+class ModelLinks:
+    """What nodes have been given, for one run; loaded for a round and saved with its outcome.
+
+    Parameters
+    ----------
+    form : {"float16", "int8", "int4"}
+        How differences travel.
+    run : str
+        A name for the run, so that what nodes keep from another one does not count.
+    arrays_key : str, default "arrays"
+        What the record with the model is called in messages.
+    """
+
+    def __init__(self, form: Form, run: str, arrays_key: str = ARRAYS) -> None:
+        self._form, self._run, self._arrays_key = form, run, arrays_key
+        self._last = 0
+        # By number: the model as nodes have it, and a digest of what it was made of.
+        self._models: dict[int, Arrays] = {}
+        self._sources: dict[int, str] = {}
+        # By node and key: the number of the model that it has.
+        self._held: dict[str, dict[str, int]] = {}
+        # Of the round under way: what each node was sent, by id; models before they were rounded;
+        # what was encoded for whom.
+        self._sent: dict[int, dict[str, int]] = {}
+        self._exact: dict[int, Arrays] = {}
+        self._made: dict[tuple[int, str], tuple[int, PackedModel]] = {}
+        self._digests: dict[int, tuple[ArrayRecord, str]] = {}
+
+    def collect(self, strategy: RoundMethods, messages: Iterable[Message]) -> list[Message]:
+        """Send messages with packed models; return the replies with their models unpacked.
+
+        A node that lacks what its message builds on is asked once more, with the whole model.
+        """
+        messages = list(messages)
+        plain = {m.metadata.dst_node_id: RecordDict(dict(m.content)) for m in messages}
+        for message in messages:
+            # Flower's own strategies give one dict of records to all of them.
+            message.content = RecordDict(dict(message.content))
+            self._pack(message, strategy.name_of(message.metadata.dst_node_id))
+        replies = strategy.send(messages)
+        lacking = [r.metadata.src_node_id for r in replies if _lacks_base(r)]
+        if lacking:
+            log_event("send_whole_models", nodes=len(lacking))
+            again = [_again(m, plain) for m in messages if m.metadata.dst_node_id in lacking]
+            for message in again:
+                self._held.pop(strategy.name_of(message.metadata.dst_node_id), None)
+                self._pack(message, strategy.name_of(message.metadata.dst_node_id))
+            replies = [r for r in replies if not _lacks_base(r)] + strategy.send(again)
+        return [reply for reply in replies if self._open(strategy, reply)]
+
+    # --- messages -------------------------------------------------------------------------------
+
+    def _pack(self, message: Message, node: str) -> None:
+        """Replace the models in a message by what the node lacks of them."""
+        content, records = message.content, dict[str, tuple[int, int]]()
+        for key, record in list(content.array_records.items()):
+            if key != self._arrays_key and not key.startswith(f"{MODEL}/"):
+                continue
+            digest = self._digest(record)
+            base = self._held.get(node, {}).get(key, 0)
+            if base not in self._models:
+                base = 0
+            if base and self._sources[base] == digest:
+                del content[key]
+                records[key] = (base, base)
+                self._note_exact(base, to_numpy(record))
+                continue
+            number, packed = self._encoded(base, record, digest)
+            content[key] = pack_bytes(packed)
+            records[key] = (base, number)
+        self._sent[message.metadata.dst_node_id] = {key: new for key, (_, new) in records.items()}
+        turn = f"{message.metadata.group_id}-{message.metadata.message_type}"
+        put_compression(content, CompressionRequest(self._run, self._form, turn, records))
+
+    def _encoded(self, base: int, record: ArrayRecord, digest: str) -> tuple[int, PackedModel]:
+        if (base, digest) not in self._made:
+            model = to_numpy(record)
+            if base:
+                encoded = encode(model, self._models[base], self._form)
+                packed, decoded = encoded.packed, encoded.decoded
+            else:
+                decoded = halved(model)
+                packed = encode_whole(decoded)
+            self._last += 1
+            self._models[self._last], self._sources[self._last] = decoded, digest
+            self._note_exact(self._last, model)
+            self._made[base, digest] = self._last, packed
+        return self._made[base, digest]
+
+    def _note_exact(self, number: int, model: Arrays) -> None:
+        # Some servers go on in double precision (FedAdam); nodes have what they were given first.
+        self._exact[number] = {
+            name: np.asarray(model[name], array.dtype)
+            for name, array in self._models[number].items()
+        }
+
+    def _digest(self, record: ArrayRecord) -> str:
+        # The same record goes to many nodes; kept with the digest, its id is nobody else's.
+        known = self._digests.get(id(record))
+        if known is None:
+            found = hashlib.blake2b(digest_size=8)
+            for name, array in record.items():
+                found.update(f"{name}|{array.dtype}|{array.shape}".encode())
+                found.update(array.data)
+            known = self._digests[id(record)] = record, found.hexdigest()
+        return known[1]
+
+    # --- replies --------------------------------------------------------------------------------
+
+    def _open(self, strategy: RoundMethods, reply: Message) -> bool:
+        """Note what a node has now, and unpack its models; False if that cannot be done."""
+        if reply.has_error():
+            return True
+        node_id = reply.metadata.src_node_id
+        held = self._held.setdefault(strategy.name_of(node_id), {})
+        if needs_base(reply.content):
+            strategy.refuse(node_id, "it asks again for a model that it was sent whole")
+            return False
+        held |= self._sent.get(node_id, {})
+        try:
+            self._unpack(reply.content, held)
+        except BadReplyError as error:
+            strategy.refuse(node_id, str(error))
+            return False
+        return True
+
+    def _unpack(self, content: RecordDict, held: Mapping[str, int]) -> None:
+        bases, packed = take_bases(content), packed_models(content)
+        for key, model in packed.items():
+            base = bases.get(key, 0)
+            if base not in held.values():
+                raise BadReplyError(
+                    f"the model '{key}' is a difference to number {base}, which this node was not "
+                    f"given; it has {sorted(held.values())}"
+                )
+            exact = self._exact.get(base, self._models[base])
+            content[key] = open_packed(model, exact, self._form)
+
+    # --- between rounds -------------------------------------------------------------------------
+
+    def to_memory(self) -> dict[str, NDArray]:
+        """Return what a checkpoint takes: models that nodes have, newest first up to a limit."""
+        used = {number for by_key in self._held.values() for number in by_key.values()}
+        kept, size = list[int](), 0
+        for number in sorted(used & self._models.keys(), reverse=True):
+            size += sum(array.nbytes for array in self._models[number].values())
+            if kept and size > MOST_BYTES:
+                break
+            kept.append(number)
+        held = {
+            node: {key: number for key, number in by_key.items() if number in kept}
+            for node, by_key in self._held.items()
+        }
+        notes = {
+            "form": self._form,
+            "run": self._run,
+            "last": self._last,
+            "held": held,
+            "sources": {str(number): self._sources[number] for number in kept},
+        }
+        arrays = {_NOTES: np.frombuffer(json.dumps(notes).encode(), np.uint8)}
+        for number in kept:
+            prefix = f"{_PREFIX}{number}/"
+            arrays |= {f"{prefix}{name}": array for name, array in self._models[number].items()}
+        return arrays
+
+    @classmethod
+    def from_memory(
+        cls, memory: Arrays, form: Form, run: str, arrays_key: str = ARRAYS
+    ) -> ModelLinks:
+        """Return what `to_memory` wrote; new links, of this run, if there is nothing."""
+        links = cls(form, run, arrays_key)
+        if _NOTES not in memory:
+            return links
+        try:
+            notes = json.loads(memory[_NOTES].tobytes())
+            links._run, links._last, links._held = notes["run"], notes["last"], notes["held"]
+            links._sources = {int(number): each for number, each in notes["sources"].items()}
+            models: dict[int, dict[str, NDArray]] = {number: {} for number in links._sources}
+            for key, array in memory.items():
+                if key.startswith(_PREFIX) and key != _NOTES:
+                    number, _, name = key.removeprefix(_PREFIX).partition("/")
+                    models[int(number)][name] = array
+            links._models = dict(models)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(
+                f"what nodes have been given cannot be read from the checkpoint ({error}); "
+                "start afresh"
+            ) from error
+        if notes["form"] != form:
+            raise CheckpointError(
+                f"the checkpoint is of a run with compress={notes['form']!r}, not {form!r}; "
+                "resume with that, or start afresh"
+            )
+        return links
+
+
+def without_links(memory: Arrays) -> Arrays:
+    """Return what a strategy itself keeps from round to round."""
+    return {key: array for key, array in memory.items() if not key.startswith(_PREFIX)}
+
+
+def renamed_links(memory: Arrays, names: Mapping[str, str]) -> Arrays:
+    """Return a memory in which nodes have what they were given under new names."""
+    if _NOTES not in memory:
+        return memory
+    notes = json.loads(memory[_NOTES].tobytes())
+    notes["held"] = {names.get(node, node): each for node, each in notes["held"].items()}
+    return {**memory, _NOTES: np.frombuffer(json.dumps(notes).encode(), np.uint8)}
+
+
+def _lacks_base(reply: Message) -> bool:
+    return reply.has_content() and needs_base(reply.content)
+
+
+def _again(message: Message, plain: Mapping[int, RecordDict]) -> Message:
+    return Message(
+        plain[message.metadata.dst_node_id],
+        dst_node_id=message.metadata.dst_node_id,
+        message_type=message.metadata.message_type,
+        group_id=f"{message.metadata.group_id}-whole",
+    )
