@@ -25,7 +25,7 @@ def encode_average(
         Of the models of some nodes.
     reference : mapping from str to ndarray
         What all of them have.
-    form : {"float16", "int8", "int4"}
+    form : {"float16", "int8", "int4", "int2"}
         How it travels.
     left_over : mapping from str to ndarray
         What is kept for each node; empty at first.

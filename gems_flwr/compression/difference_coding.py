@@ -38,9 +38,9 @@ from gems_flwr.compression.quantisation import (
 from gems_flwr.errors import BadReplyError, OptionError
 from gems_flwr.typing import Arrays
 
-Form = Literal["float32", "float16", "int8", "int4"]
+Form = Literal["float32", "float16", "int8", "int4", "int2"]
 FORMS = get_args(Form)
-BITS: Mapping[str, int] = {"int8": 8, "int4": 4}
+BITS: Mapping[str, int] = {"int8": 8, "int4": 4, "int2": 2}
 LONG_VECTOR = 4096
 # Of what is deflated, at least so much: no stream of deflate is more than 1,032 times shorter.
 _MOST_DEFLATED = 1032
@@ -126,7 +126,7 @@ def encode(model: Arrays, base: Arrays, form: Form, left_over: Arrays | None = N
         Finite numbers.
     base : mapping from str to ndarray
         Same names, shapes and types.
-    form : {"float16", "int8", "int4"}
+    form : {"float16", "int8", "int4", "int2"}
         How the rounded arrays travel.
     left_over : mapping from str to ndarray, optional
         Of earlier messages.

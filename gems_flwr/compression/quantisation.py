@@ -69,21 +69,25 @@ def blocks_of(count: int) -> int:
 
 
 def to_bytes(codes: NDArray[np.int8], bits: int) -> bytes:
-    """Return codes as bytes: of 4 bits two in a byte, the first in the lower half."""
+    """Return codes as bytes: of 4 bits two in a byte, of 2 bits four, the first in the lowest."""
     if bits == 8:
         return codes.tobytes()
-    halves = (np.append(codes, np.int8(0)) if len(codes) % 2 else codes).astype(np.uint8) & 15
-    return (halves[::2] | (halves[1::2] << 4)).tobytes()
+    count = 8 // bits
+    parts = np.zeros((byte_count(len(codes), bits), count), np.uint8)
+    parts.ravel()[: len(codes)] = codes.astype(np.uint8) & (2**bits - 1)
+    shifts = np.arange(count, dtype=np.uint8) * np.uint8(bits)
+    return np.bitwise_or.reduce(parts << shifts, axis=1).tobytes()
 
 
 def from_bytes(data: bytes, count: int, bits: int) -> NDArray[np.int8]:
     """Return the codes that `to_bytes` wrote."""
     if bits == 8:
         return np.frombuffer(data, np.int8, count)
-    pairs = np.frombuffer(data, np.uint8)
-    halves = np.stack([pairs & 15, pairs >> 4], axis=1).ravel()[:count]
-    # Four bits in two's complement: 8 to 15 are -8 to -1.
-    return (halves.astype(np.int8) ^ 8) - np.int8(8)
+    shifts = np.arange(8 // bits, dtype=np.uint8) * np.uint8(bits)
+    parts = np.frombuffer(data, np.uint8)[:, None] >> shifts & np.uint8(2**bits - 1)
+    # Two's complement: the upper half of what the bits can say is below 0.
+    sign = np.int8(2 ** (bits - 1))
+    return (parts.ravel()[:count].astype(np.int8) ^ sign) - sign
 
 
 def byte_count(count: int, bits: int) -> int:

@@ -155,7 +155,7 @@ class LearnerState:
         ----------
         synchronisation : Synchronisation
             What came of a round.
-        form : {"float16", "int8", "int4"}
+        form : {"float16", "int8", "int4", "int2"}
             How models travel.
         nodes : int
             How many nodes take part in the round.

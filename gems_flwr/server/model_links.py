@@ -57,7 +57,7 @@ class ModelLinks:
 
     Parameters
     ----------
-    form : {"float16", "int8", "int4"}
+    form : {"float16", "int8", "int4", "int2"}
         How differences travel.
     run : str
         A name for the run, so that what nodes keep from another one does not count.

@@ -109,7 +109,7 @@ class LoopSettings:
         Lets the server see sums over nodes alone, never what a single one sends; nodes need
         `secure_sum_mod`. For `Gems` with cones, `FedAvg`, `OneShotAverage`, `PeriodicAveraging` and
         `DynamicAveraging`.
-    compress : {"float32", "float16", "int8", "int4"}
+    compress : {"float32", "float16", "int8", "int4", "int2"}
         How models travel, in both directions. ``float32``: as they are. Otherwise as differences to
         what the receiver has, rounded to so many bits and deflated; what rounding takes is added
         to the next message (`gems_flwr.compression`). For strategies that send models; where nodes

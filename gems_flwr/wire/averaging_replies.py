@@ -146,7 +146,7 @@ def unpack_averaging_reply(
         Whether the squared distance was asked for.
     must_send : bool
         Whether the model was asked for.
-    compress : {"float32", "float16", "int8", "int4"}
+    compress : {"float32", "float16", "int8", "int4", "int2"}
         How it was asked for.
 
     Raises

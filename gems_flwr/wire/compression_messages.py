@@ -39,7 +39,7 @@ class CompressionRequest(JsonRequest):
     ----------
     run : str
         Which run this is; what a node keeps from another run does not count.
-    form : {"float16", "int8", "int4"}
+    form : {"float16", "int8", "int4", "int2"}
         How differences travel.
     turn : str
         Which question this is: asked the same twice, a node answers with the same bytes.

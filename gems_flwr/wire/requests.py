@@ -282,7 +282,7 @@ class AveragingRequest(JsonRequest):
         Whether the model in this message is the new reference too.
     ignore : tuple of str
         Names of floating-point arrays that are no parameters.
-    compress : {"float32", "float16", "int8", "int4"}
+    compress : {"float32", "float16", "int8", "int4", "int2"}
         How models travel in both directions: other than ``float32`` as differences to the
         reference; see `gems_flwr.compression.difference_coding`.
     base : int
