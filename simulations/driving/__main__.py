@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from simulations.command_line import EXIT_INTERRUPTED, CommandParser, program, run_command
+from simulations.driving.drive_command import add_drive
 from simulations.driving.record_command import add_record
 
 
@@ -26,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(required=True, metavar="command")
     add_record(commands)
+    add_drive(commands)
     asked = parser.parse_args(arguments)
     try:
         return run_command(lambda: int(asked.run(asked)))

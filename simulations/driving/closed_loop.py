@@ -163,6 +163,4 @@ def drive_track(
             else:
                 simulator.step(angle, *hold_speed(state.speed_m_per_s))
     table = np.array(rows)
-    return Journey(
-        road, ending, table[:, :2], table[:, 2], table[:, 3], table[:, 4:8], table[:, 8]
-    )
+    return Journey(road, ending, table[:, :2], table[:, 2], table[:, 3], table[:, 4:8], table[:, 8])

@@ -10,8 +10,8 @@ Where the paper is silent:
 
 - *Several tracks* are one long drive: times and crossings are added up, and so are the t_max of the
   tracks. With one track that is the paper's formula.
-- *Who comes to the end of the last lap* has t = t_max on that track. At one speed for all, those who
-  cut corners are there earlier, and that is no failure.
+- *Who comes to the end of the last lap* has t = t_max on that track. At one speed for all, those
+  who cut corners are there earlier, and that is no failure.
 - If nobody crosses a line, c / c_max is 0. Of a car that was on the road for no time at all,
   t_line / t is 1.
 """

@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from simulations.command_line import count
+from simulations.command_line import CommandParser, count
 from simulations.data.archives import data_folder
 from simulations.driving.recording import (
     FOLDER,
@@ -25,7 +25,7 @@ from simulations.driving.simulator import require_simulator
 from simulations.report.tables import TextTable, print_table
 
 
-def add_record(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_record(commands: argparse._SubParsersAction[CommandParser]) -> None:
     """Add the command to a parser."""
     defaults = RecordingOptions()
     record = commands.add_parser(

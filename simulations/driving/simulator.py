@@ -17,7 +17,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,9 +80,9 @@ class Simulator:
         import gymnasium
         from gymnasium.envs.box2d.car_racing import TRACK_WIDTH
 
-        made = gymnasium.make("CarRacing-v3", render_mode="rgb_array" if with_film else None)
-        # Beneath the wrappers, which end an episode after one lap.
-        self._env: Any = made.unwrapped
+        mode = "rgb_array" if with_film else None
+        # Beneath the wrappers, which end an episode after one lap. Any: it has no types of its own.
+        self._env: Any = cast(Any, gymnasium.make("CarRacing-v3", render_mode=mode)).unwrapped
         self._env.reset(seed=track_seed)
         road = Road(np.array([(x, y) for _, _, x, y in self._env.track]), float(TRACK_WIDTH))
         self.road = road.reversed() if is_backwards else road
