@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -193,7 +194,7 @@ def load_recording(path: Path, meta: dict[str, Any]) -> Recording:
         with np.load(path, allow_pickle=False) as archive:
             found = json.loads(str(archive["meta"]))
             images, angles = archive["images"], archive["angles"]
-    except (ValueError, LookupError, EOFError) as error:
+    except (ValueError, LookupError, EOFError, BadZipFile) as error:
         raise ConfigError(
             f"{path} is no recording ({error}); remove it or choose another --data-dir"
         ) from error
