@@ -7,7 +7,6 @@ and answers with one number, the angle. It is built by its run's ``config.yaml``
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -88,9 +87,8 @@ def load_model(path: Path) -> nn.Module:
     try:
         options = OmegaConf.select(OmegaConf.load(config), "model", throw_on_missing=True)
         build = instantiate(options, _partial_=True, _convert_="all")
-        arguments = {"input_shape": (1, HEIGHT, WIDTH), "classes": 1, "outputs": 1}
-        accepted = inspect.signature(build.func).parameters
-        model = build(**{key: arguments[key] for key in arguments if key in accepted})
+        # No classes: one number.
+        model = build(input_shape=(1, HEIGHT, WIDTH), classes=0)
         model.load_state_dict(load_file(file))
     except (
         OmegaConfBaseException,
@@ -101,8 +99,10 @@ def load_model(path: Path) -> nn.Module:
         ValueError,
         RuntimeError,
     ) as error:
+        # Torch goes on to list every weight that does not fit.
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(
-            f"{file} is no model that steers by images of {HEIGHT}×{WIDTH} pixels: {error}"
+            f"{file} is no model that steers by images of {HEIGHT}×{WIDTH} pixels: {reason}"
         ) from error
     assert isinstance(model, nn.Module)
     return model

@@ -20,7 +20,7 @@ from simulations.driving.simulator import HEIGHT, WIDTH
 from simulations.driving.wheel_models import load_model, named_drivers, steering
 
 
-def one_number(*, input_shape, classes=1):
+def one_number(*, input_shape, classes=0):
     """Stand in for a network of `simulations.models`: one number out of an image."""
     return nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(input_shape)), 1))
 
