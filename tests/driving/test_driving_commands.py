@@ -11,6 +11,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
+from gems_flwr import join_models
 from simulations.config import ConfigError
 from simulations.driving.__main__ import main
 from simulations.driving.closed_loop import Journey, drive_track, expert, straight
@@ -18,7 +19,7 @@ from simulations.driving.drive_command import DriveOptions
 from simulations.driving.recording import unseen_track_seed
 from simulations.driving.road import Road
 from simulations.driving.simulator import HEIGHT, WIDTH
-from simulations.driving.wheel_models import load_model, named_drivers, steering
+from simulations.driving.wheel_models import load_model, load_models, named_drivers, steering
 
 
 def one_number(*, input_shape, classes=0):
@@ -78,6 +79,18 @@ def test_what_does_not_fit_is_named(run_folder):
         load_model(run_folder)
     save_file({"other": torch.zeros(2)}, run_folder / "model.safetensors")
     with pytest.raises(ConfigError, match="no model that steers"):
+        load_model(run_folder)
+
+
+def test_a_run_that_kept_every_nodes_model_is_told_apart(run_folder):
+    one = load_model(run_folder).state_dict()
+    both = join_models({"north": one, "south": one})
+    save_file(
+        {name: value.clone() for name, value in both.items()},
+        run_folder / "model.safetensors",
+    )
+    assert len(load_models(run_folder)) == 2
+    with pytest.raises(ConfigError, match="models of 2 nodes"):
         load_model(run_folder)
 
 
