@@ -170,7 +170,7 @@ def test_whoever_submits_an_app_by_the_simulations_command_is_told_the_other(
     assert told.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["run", "report", "reproduce"])
+@pytest.mark.parametrize("command", ["run", "report", "reproduce", "driving"])
 def test_without_the_extra_a_command_says_what_to_install(capsys, monkeypatch, command):
     there = importlib.util.find_spec
     gone = ("hydra", "ray")

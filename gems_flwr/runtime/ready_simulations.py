@@ -22,6 +22,7 @@ COMMANDS = {
     "run": ("simulations.run", "simulate federated learning; -m: each of several options"),
     "report": ("simulations.report.__main__", "table, plots and page of finished runs"),
     "reproduce": ("simulations.reproduce.__main__", "the papers' tables, our studies, the demo"),
+    "driving": ("simulations.driving.__main__", "record a driver, let trained models drive"),
 }
 # What the extra brings, by the names under which it is imported.
 _NEEDED = ("flwr_datasets", "hydra", "matplotlib", "ray", "rich", "torchvision")
