@@ -19,9 +19,10 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.numpy import load_file
 from torch import nn
 
+from gems_flwr.server.members import split_members
 from simulations.config import ConfigError
 from simulations.driving.closed_loop import Driver, Steer, by_image, expert, straight
 from simulations.driving.simulator import HEIGHT, WIDTH, Image
@@ -65,7 +66,29 @@ def named_drivers(words: Sequence[str]) -> dict[str, Driver]:
 
 
 def load_model(path: Path) -> nn.Module:
-    """Return the model of a run.
+    """Return the model of a run that has one.
+
+    Parameters
+    ----------
+    path : Path
+        The run's folder, or the model file in it.
+
+    Raises
+    ------
+    ConfigError
+        If there is none, or none that steers by our images, or one of every node.
+    """
+    models = load_models(path)
+    if len(models) > 1:
+        raise ConfigError(
+            f"{path} holds the models of {len(models)} nodes, not averaged: --model takes the "
+            "folder of a run with one model"
+        )
+    return next(iter(models.values()))
+
+
+def load_models(path: Path) -> dict[str, nn.Module]:
+    """Return the models of a run by the names of their nodes; one alone is called ''.
 
     Parameters
     ----------
@@ -88,10 +111,14 @@ def load_model(path: Path) -> nn.Module:
     try:
         options = OmegaConf.select(OmegaConf.load(config), "model", throw_on_missing=True)
         build = instantiate(options, _partial_=True, _convert_="all")
-        arguments = {"input_shape": (1, HEIGHT, WIDTH), "classes": 1, "outputs": 1}
+        # No classes: the networks of `simulations` have one output then, a number.
+        arguments = {"input_shape": (1, HEIGHT, WIDTH), "classes": 0, "outputs": 1}
         accepted = inspect.signature(build.func).parameters
-        model = build(**{key: arguments[key] for key in arguments if key in accepted})
-        model.load_state_dict(load_file(file))
+        models = {}
+        for node, arrays in split_members(load_file(file)).items():
+            model = build(**{key: arguments[key] for key in arguments if key in accepted})
+            model.load_state_dict({name: torch.from_numpy(a) for name, a in arrays.items()})
+            models[node] = model
     except (
         OmegaConfBaseException,
         InstantiationException,
@@ -104,8 +131,7 @@ def load_model(path: Path) -> nn.Module:
         raise ConfigError(
             f"{file} is no model that steers by images of {HEIGHT}×{WIDTH} pixels: {error}"
         ) from error
-    assert isinstance(model, nn.Module)
-    return model
+    return models
 
 
 def steering(model: nn.Module) -> Steer:
