@@ -342,6 +342,7 @@ class Experiment:
             "fit": self._fit_pooled,
             "optimum": self._pooled_optimum,
             "input_shape": self.dataset.input_shape,
+            "numbers": not self.dataset.classes,
             "initialise": self._initialise,
             "build_model": self.build_model,
             "learn": self._learn_serially,
