@@ -100,6 +100,7 @@ REPRODUCTIONS = (
         has_stand_in=False,
         scaled="Another simulator (a top view of 64×64 grey pixels), a controller instead of a "
         "human driver, 500 batches of each learner instead of 2,500, and a rate of 0.05, the best "
-        "of four by held-out error on one other seed; models drive two laps of each of three tracks that nobody trained on.",
+        "of four by held-out error on one other seed; models drive two laps of each of three "
+        "tracks that nobody trained on.",
     ),
 )
