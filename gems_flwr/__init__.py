@@ -113,6 +113,9 @@ if TYPE_CHECKING:
     from gems_flwr.strategies.private_gems import PrivateGems as PrivateGems
     from gems_flwr.strategies.public_only import PublicOnly as PublicOnly
     from gems_flwr.strategies.serial import Serial as Serial
+    from gems_flwr.targets import Classes as Classes
+    from gems_flwr.targets import Numbers as Numbers
+    from gems_flwr.targets import Target as Target
     from gems_flwr.wire.model_replies import ModelReply as ModelReply
     from gems_flwr.wire.requests import Neurons as Neurons
     from gems_flwr.wire.space_requests import Ball as Ball
@@ -160,10 +163,13 @@ _HOMES = {
     "Scaffold": "strategies.multi_model.sampling_rules",
     "UniformSampling": "strategies.multi_model.sampling_rules",
     # On a node.
+    "Classes": "targets",
     "NodeLimits": "client.limits",
+    "Numbers": "targets",
     "RandomFilters": "networks.random_filters",
     "RandomFourier": "networks.random_fourier",
     "Report": "client.task",
+    "Target": "targets",
     "Task": "client.task",
     "TaskSet": "client.task",
     "compression_mod": "client.compression_mod",

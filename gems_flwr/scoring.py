@@ -1,13 +1,14 @@
 """How good predictions are, for one model or for several that vote.
 
-Predictions are arrays of class probabilities with one row per sample. The majority vote is
+Predictions are arrays of class probabilities with one row per sample, or one number for each where
+numbers are to be predicted. The majority vote is
 the ensemble baseline of the GEMS paper (Guha & Smith 2019, Section 4.1: "random selection for
 ties"); the softmax mean is the stronger ensemble that the paper leaves out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,9 +52,27 @@ def score(probabilities: NDArray, labels: NDArray) -> dict[str, float]:
     }
 
 
-def mean_score(members: Sequence[NDArray], labels: NDArray) -> dict[str, float]:
-    """Return the mean over several models of each one's own `score`."""
-    scores = [score(probabilities, labels) for probabilities in members]
+def number_score(predictions: NDArray, labels: NDArray) -> dict[str, float]:
+    """Return the mean squared error of predicted numbers, and its root.
+
+    Parameters
+    ----------
+    predictions : ndarray of shape (samples,)
+        What was predicted.
+    labels : ndarray of shape (samples,)
+        What was to be predicted.
+    """
+    errors = np.asarray(predictions, np.float64) - np.asarray(labels, np.float64)
+    loss = float(np.mean(errors**2))
+    return {"rmse": loss**0.5, "loss": loss}
+
+
+Score = Callable[[NDArray, NDArray], dict[str, float]]
+
+
+def mean_score(members: Sequence[NDArray], labels: NDArray, one: Score = score) -> dict[str, float]:
+    """Return the mean over several models of each one's own score, by default `score`."""
+    scores = [one(predictions, labels) for predictions in members]
     return {name: float(np.mean([s[name] for s in scores])) for name in scores[0]}
 
 

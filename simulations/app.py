@@ -26,7 +26,7 @@ from gems_flwr.client.task_app import task_client_app
 from gems_flwr.server.log import log_event
 from simulations.config import ConfigError, compose_config
 from simulations.data.own_data import own_folder
-from simulations.experiment.execution import run_server
+from simulations.experiment.execution import first_score, run_server
 from simulations.experiment.experiment import experiment_of
 from simulations.results_folder import results_folder
 
@@ -76,9 +76,10 @@ def main(grid: Grid, context: Context) -> None:
     folder = results_folder(str(context.run_config["output"]), name, bundle=BUNDLE)
     log_event("results", folder=folder)
     result = run_server(experiment, grid, folder, simulated=False)
+    name, value = first_score(result)
     log_event(
         "result",
-        accuracy=result["accuracy"],
+        **{name: value},
         bytes_up=result["bytes_up"],
         bytes_down=result["bytes_down"],
         folder=folder,

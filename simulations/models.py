@@ -1,4 +1,4 @@
-"""The experiments' models, as plain `torch.nn.Sequential` networks that return logits.
+"""The experiments' models, as plain `torch.nn.Sequential` networks that return logits, or a number.
 
 Each takes batches shaped ``(n, *input_shape)``. The last module is always the linear output layer,
 which GEMS treats differently from the layers below. Dropout modules stay in place at rate 0, so
@@ -25,7 +25,7 @@ def logistic(*, input_shape: Sequence[int], classes: int) -> nn.Sequential:
     input_shape : sequence of int
         Shape of one example; images are flattened.
     classes : int
-        Number of outputs, at least 2.
+        Number of outputs, at least 2; 0: no classes but a number, one output.
 
     Raises
     ------
@@ -33,7 +33,7 @@ def logistic(*, input_shape: Sequence[int], classes: int) -> nn.Sequential:
         If the shape or the number of classes is impossible.
     """
     shape = _checked(input_shape, classes)
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), outputs_of(classes)))
 
 
 def mlp(
@@ -54,7 +54,7 @@ def mlp(
     input_shape : sequence of int
         Shape of one example; images are flattened.
     classes : int
-        Number of outputs, at least 2.
+        Number of outputs, at least 2; 0: no classes but a number, one output.
     hidden : sequence of int
         Number of neurons of each hidden layer, at least 1 each; none makes it `logistic`.
     dropout : float
@@ -79,7 +79,7 @@ def mlp(
     layers: list[nn.Module] = [nn.Flatten()]
     for inputs, outputs in itertools.pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.ReLU(), nn.Dropout(rate)]
-    model = nn.Sequential(*layers, nn.Linear(widths[-1], classes))
+    model = nn.Sequential(*layers, nn.Linear(widths[-1], outputs_of(classes)))
     if initial == "glorot":
         for layer in model:
             if isinstance(layer, nn.Linear):
@@ -105,7 +105,7 @@ def cnn(
     input_shape : sequence of int
         ``(channels, height, width)``, at least 6×6 pixels.
     classes : int
-        Number of outputs, at least 2.
+        Number of outputs, at least 2; 0: no classes but a number, one output.
     conv_dropout, dropout : float
         Rates after the convolutions and after the dense layer, 0 ≤ rate < 1.
 
@@ -114,7 +114,7 @@ def cnn(
     ValueError
         If the input is no image or too small, or a rate is out of range.
     """
-    channels, height, width = _checked_image("cnn", input_shape, classes, smallest=6)
+    channels, height, width = checked_image("cnn", input_shape, classes, smallest=6)
     return nn.Sequential(
         nn.Conv2d(channels, 32, kernel_size=3),
         nn.ReLU(),
@@ -126,7 +126,7 @@ def cnn(
         nn.Linear(64 * ((height - 4) // 2) * ((width - 4) // 2), 128),
         nn.ReLU(),
         nn.Dropout(_checked_rate("dropout", dropout)),
-        nn.Linear(128, classes),
+        nn.Linear(128, outputs_of(classes)),
     )
 
 
@@ -140,14 +140,14 @@ def lenet(*, input_shape: Sequence[int], classes: int) -> nn.Sequential:
     input_shape : sequence of int
         ``(channels, height, width)``, at least 12×12 pixels.
     classes : int
-        Number of outputs, at least 2.
+        Number of outputs, at least 2; 0: no classes but a number, one output.
 
     Raises
     ------
     ValueError
         If the input is no image or too small.
     """
-    channels, height, width = _checked_image("lenet", input_shape, classes, smallest=12)
+    channels, height, width = checked_image("lenet", input_shape, classes, smallest=12)
     return nn.Sequential(
         nn.Conv2d(channels, 6, kernel_size=5, padding=2),
         nn.ReLU(),
@@ -160,7 +160,7 @@ def lenet(*, input_shape: Sequence[int], classes: int) -> nn.Sequential:
         nn.ReLU(),
         nn.Linear(120, 84),
         nn.ReLU(),
-        nn.Linear(84, classes),
+        nn.Linear(84, outputs_of(classes)),
     )
 
 
@@ -183,7 +183,7 @@ def random_filters(
     input_shape : sequence of int
         ``(channels, height, width)``, at least 4×4 pixels.
     classes : int
-        Number of outputs, at least 2.
+        Number of outputs, at least 2; 0: no classes but a number, one output.
     filters, kernel, grid, sigma, margin, contrast
         As in `gems_flwr.RandomFilters`.
     lift_seed : int
@@ -194,9 +194,9 @@ def random_filters(
     ValueError
         If the input is no image or too small, or an option is out of range.
     """
-    shape = _checked_image("random_filters", input_shape, classes, smallest=SMALLEST_SIDE)
+    shape = checked_image("random_filters", input_shape, classes, smallest=SMALLEST_SIDE)
     lift = RandomFilters(shape, filters, kernel, grid, sigma, margin, contrast, lift_seed)
-    return nn.Sequential(lift, nn.Linear(lift.features, classes))
+    return nn.Sequential(lift, nn.Linear(lift.features, outputs_of(classes)))
 
 
 def random_fourier(
@@ -216,7 +216,7 @@ def random_fourier(
     input_shape : sequence of int
         Shape of one example; images are flattened.
     classes : int
-        Number of outputs, at least 2.
+        Number of outputs, at least 2; 0: no classes but a number, one output.
     outputs, bandwidth, normalize, keep_inputs
         As in `gems_flwr.RandomFourier`.
     lift_seed : int
@@ -229,21 +229,27 @@ def random_fourier(
     """
     inputs = math.prod(_checked(input_shape, classes))
     lift = RandomFourier(inputs, outputs, bandwidth, normalize, keep_inputs, lift_seed)
-    return nn.Sequential(nn.Flatten(), lift, nn.Linear(lift.features, classes))
+    return nn.Sequential(nn.Flatten(), lift, nn.Linear(lift.features, outputs_of(classes)))
+
+
+def outputs_of(classes: int) -> int:
+    """Return how many outputs a model has: one for each class, or one for a number."""
+    return classes or 1
 
 
 def _checked(input_shape: Sequence[int], classes: int) -> tuple[int, ...]:
     shape = tuple(input_shape)
     if not shape or any(not isinstance(length, int) or length < 1 for length in shape):
         raise ValueError(f"input_shape must be whole numbers of at least 1, got {shape}")
-    if classes < 2:
-        raise ValueError(f"classes must be at least 2, got {classes}")
+    if classes < 0 or classes == 1:
+        raise ValueError(f"classes must be at least 2, or 0 for a number, got {classes}")
     return shape
 
 
-def _checked_image(
+def checked_image(
     model: str, input_shape: Sequence[int], classes: int, *, smallest: int
 ) -> tuple[int, int, int]:
+    """Return the shape of images after checking that a model takes them."""
     shape = _checked(input_shape, classes)
     if len(shape) != 3 or min(shape[1:]) < smallest:
         raise ValueError(

@@ -35,7 +35,7 @@ from simulations.config import (
     to_run_config,
     variant_of,
 )
-from simulations.experiment.execution import finished_result, run_server
+from simulations.experiment.execution import finished_result, first_score, run_server
 from simulations.experiment.experiment import Experiment, experiment_of
 from simulations.experiment.progress import ProgressBar
 
@@ -116,9 +116,10 @@ def quiet_flower() -> Iterator[None]:
 
 
 def _line(config: RunConfig, result: dict[str, Any], folder: Path) -> str:
-    accuracy = "–" if result["accuracy"] is None else f"{result['accuracy']:.4f}"
+    name, value = first_score(result)
+    score = "–" if value is None else f"{value:.4f}"
     return (
-        f"[bold]{_name(config):<18}[/bold] accuracy {accuracy}  "
+        f"[bold]{_name(config):<18}[/bold] {name} {score}  "
         f"{result['rounds']} rounds  {result['bytes_up'] / 1e6:.3f} MB up  "
         f"{result['bytes_down'] / 1e6:.3f} MB down  {result['seconds']:.1f} s  "
         f"[dim]{os.path.relpath(folder)}[/dim]"
@@ -144,8 +145,9 @@ def _hydra_main(config: DictConfig) -> float | None:
         _complain(error)
         _failed.append(run_config.run_name())
         return None
-    accuracy = result["accuracy"]
-    return None if accuracy is None else float(accuracy)
+    # For sweeps that look for the best.
+    _, value = first_score(result)
+    return None if value is None else float(value)
 
 
 # Runs of this command that ended with an error.

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch.nn import functional as F
 
 from gems_flwr.errors import ModelError
+from gems_flwr.targets import Classes, Target
 from gems_flwr.typing import Arrays
 
 
@@ -45,6 +45,11 @@ class Report:
 class Task(ABC):
     """One node's model and data.
 
+    Attributes
+    ----------
+    target : Target
+        What the model predicts: `Classes` unless a subclass says `Numbers`.
+
     Examples
     --------
     >>> import torch
@@ -67,6 +72,8 @@ class Task(ABC):
     >>> task.train(task.build_model(), seed=0, config={}).num_examples
     64
     """
+
+    target: Target = Classes()
 
     @abstractmethod
     def build_model(self) -> nn.Module:
@@ -102,13 +109,14 @@ class Task(ABC):
     def loss(self, model: nn.Module) -> float:
         """Return the mean loss of `model` on the node's training data, at least 0.
 
-        Cross entropy by default. ``MultiModel(sampling="lvr")`` samples by it.
+        Cross entropy, or whatever the loss of `target` is. ``MultiModel(sampling="lvr")`` samples
+        by it.
         """
         inputs, labels = self.training_data()
         was_training = model.training
         model.eval()
         with torch.inference_mode():
-            loss = float(F.cross_entropy(model(inputs), labels))
+            loss = float(self.target.loss(model(inputs), labels))
         model.train(was_training)
         return loss
 

@@ -280,8 +280,9 @@ class Tally:
         batches; a batch counts its mean.
     batches : int
         How many batches that sum has.
-    correct : float
-        Shares of right answers before each update, summed likewise.
+    correct : float, optional
+        Shares of right answers before each update, summed likewise; None, and not among the
+        details, where nodes report losses without them because numbers are predicted.
     models_up, models_down : int
         Models sent by nodes, and to nodes (a reference that is sent beside a model counts).
     queries : int
@@ -300,7 +301,7 @@ class Tally:
 
     cumulative_loss: float = 0.0
     batches: float = 0
-    correct: float = 0.0
+    correct: float | None = 0.0
     models_up: int = 0
     models_down: int = 0
     queries: int = 0
@@ -323,11 +324,14 @@ class Tally:
             raise CheckpointError(
                 f"the details in the checkpoint cannot be read ({error}); start afresh"
             ) from error
+        if values.get("batches"):
+            values.setdefault("correct", None)
         return cls(**values)
 
     def to_details(self) -> dict[str, Any]:
         """Return the tally as JSON can hold it."""
-        return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        names = [each.name for each in dataclasses.fields(self)]
+        return {n: getattr(self, n) for n in names if n != "correct" or self.correct is not None}
 
     def plus(self, **counts: int) -> Tally:
         """Return the tally with some counters raised."""
@@ -350,10 +354,22 @@ class Tally:
             node_loss[node] = node_loss.get(node, 0.0) + values[LOSS_SUM]
             loss += values[LOSS_SUM]
             batches += values.get(BATCHES, 1)
-            correct += values.get(CORRECT_SHARE_SUM, 0.0)
+            right = values.get(CORRECT_SHARE_SUM)
+            correct = None if correct is None or right is None else correct + right
         return dataclasses.replace(
             self, cumulative_loss=loss, batches=batches, correct=correct, node_loss=node_loss
         )
+
+    def in_place(self, before: Tally) -> dict[str, float]:
+        """Return the means since an earlier tally, of at least one batch, as metrics."""
+        batches = self.batches - before.batches or 1
+        means = {
+            "cumulative_loss": self.cumulative_loss,
+            "in_place_loss": (self.cumulative_loss - before.cumulative_loss) / batches,
+        }
+        if self.correct is not None and before.correct is not None:
+            means["in_place_accuracy"] = (self.correct - before.correct) / batches
+        return means
 
     def with_synchronisation(self, server_round: int, synchronisation: Synchronisation) -> Tally:
         """Add an averaging of models."""

@@ -295,18 +295,13 @@ class LearnerRound:
     def outcome(self) -> RoundOutcome:
         """Return what the round has changed."""
         tally, before = self.tally, self.before
-        batches = tally.batches - before.batches
         metrics: dict[str, float] = {
             "models_up": tally.models_up - before.models_up,
             "models_down": tally.models_down - before.models_down,
             "synchronised": sum(n for r, n in tally.synchronisations if r == self.server_round),
         }
-        if batches:
-            metrics |= {
-                "cumulative_loss": tally.cumulative_loss,
-                "in_place_loss": (tally.cumulative_loss - before.cumulative_loss) / batches,
-                "in_place_accuracy": (tally.correct - before.correct) / batches,
-            }
+        if tally.batches > before.batches:
+            metrics |= tally.in_place(before)
         if self.learners.delta:
             metrics["delta"] = self.learners.delta
         reported = mean_reports(self.replies.values(), without=_SUMMED)

@@ -77,6 +77,8 @@ class RoundMethods(LoopSettings, Strategy):
     plays_in_other_loops: ClassVar[bool] = False
     # What an app's ClientApp(mods=[…]) must have for a strategy; nothing where any handler will do.
     mod_needed: ClassVar[str] = ""
+    # Whether it makes no sense where numbers are predicted.
+    needs_classes: ClassVar[bool] = False
     # Whether all that a strategy makes of its nodes' replies is made of sums, as `secure` demands.
     sums_replies: ClassVar[bool] = False
     # Whether there are models to publish in the middle of a round (`publish_every`).
@@ -124,17 +126,22 @@ class RoundMethods(LoopSettings, Strategy):
         """
         raise NotImplementedError(f"{self._name} aggregates no models, it plays its own rounds")
 
-    def score(self, members: Sequence[NDArray], labels: NDArray) -> dict[str, float]:
+    def score(
+        self, members: Sequence[NDArray], labels: NDArray, one: scoring.Score = scoring.score
+    ) -> dict[str, float]:
         """Score what this strategy's arrays predict.
 
         Parameters
         ----------
         members : sequence of ndarray of shape (samples, classes)
-            Class probabilities of each model in the arrays; most strategies have one.
-        labels : ndarray of int
-            True classes.
+            Class probabilities of each model in the arrays; most strategies have one. Where
+            numbers are predicted, one for each sample.
+        labels : ndarray
+            True classes, or numbers.
+        one : callable
+            Scores the predictions of one model; that of classes by default.
         """
-        return scoring.score(members[0], labels)
+        return one(members[0], labels)
 
     def play_round(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from numpy.typing import NDArray
 
@@ -40,6 +40,8 @@ class Ensemble(LocalModels):
     1.0
     """
 
+    needs_classes: ClassVar[bool] = True
+
     vote: Vote = "majority"
 
     def __post_init__(self) -> None:
@@ -47,10 +49,12 @@ class Ensemble(LocalModels):
         if self.vote not in get_args(Vote):
             raise OptionError(f"vote must be one of {list(get_args(Vote))}, got '{self.vote}'")
 
-    def score(self, members: Sequence[NDArray], labels: NDArray) -> dict[str, float]:
+    def score(
+        self, members: Sequence[NDArray], labels: NDArray, one: scoring.Score = scoring.score
+    ) -> dict[str, float]:
         """Score the vote. A majority has no probabilities, and so no loss."""
         if self.vote == "softmax_mean":
-            return scoring.score(scoring.softmax_mean(members), labels)
+            return one(scoring.softmax_mean(members), labels)
         predicted = scoring.majority_vote(members, generator(self.seed, "ties"))
         return {
             "accuracy": scoring.accuracy(predicted, labels),

@@ -184,6 +184,7 @@ class Gems(RoundLoop):
     gems_flwr.errors.OptionError: an epsilon for all nodes is the space's: space=Ball(epsilon=0.6)
     """
 
+    needs_classes: ClassVar[bool] = True
     mod_needed: ClassVar[str] = "good_enough_mod(data, model=Net)"
     sends_models: ClassVar[bool] = False
     sums_replies: ClassVar[bool] = True

@@ -131,6 +131,7 @@ class LayerwiseGems(TunesOnPublicData):
     '{"layer": 0, "epsilon": 0.5, "radius": "worst"}'
     """
 
+    needs_classes: ClassVar[bool] = True
     mod_needed: ClassVar[str] = "good_enough_mod(data, model=Net)"
     sends_models: ClassVar[bool] = False
 

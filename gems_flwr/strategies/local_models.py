@@ -61,6 +61,8 @@ class LocalModels(TunesOnPublicData):
         """Return all models, each fine-tuned, side by side."""
         return join_members({answer.node: self.tuned(answer.value.arrays) for answer in answers})
 
-    def score(self, members: Sequence[NDArray], labels: NDArray) -> dict[str, float]:
+    def score(
+        self, members: Sequence[NDArray], labels: NDArray, one: scoring.Score = scoring.score
+    ) -> dict[str, float]:
         """Return the mean over the models of each one's score."""
-        return scoring.mean_score(members, labels)
+        return scoring.mean_score(members, labels, one)

@@ -82,6 +82,7 @@ class MergedModels(RoundLoop):
     labels: Labels = "exact"
     weighted: bool = True
 
+    needs_classes: ClassVar[bool] = True
     rounds_needed: ClassVar[int | None] = 1
 
     def __post_init__(self) -> None:

@@ -76,6 +76,8 @@ class NoSync(LocalLearners):
         if self.final_sync:
             current.arrays = join_members(current.all_models())
 
-    def score(self, members: Sequence[NDArray], labels: NDArray) -> dict[str, float]:
+    def score(
+        self, members: Sequence[NDArray], labels: NDArray, one: scoring.Score = scoring.score
+    ) -> dict[str, float]:
         """Return the mean over the models of each one's score."""
-        return scoring.mean_score(members, labels)
+        return scoring.mean_score(members, labels, one)

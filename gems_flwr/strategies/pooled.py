@@ -51,6 +51,8 @@ class Pooled(RoundLoop):
         result's details, or None where the model's best is not to be found.
     converged : bool, default True
         Whether `optimum` is asked at all; without it every model is trained by `fit`.
+    numbers : bool, default False
+        Whether labels are numbers, not classes.
     **loop
         See `RoundLoop`.
 
@@ -81,6 +83,7 @@ class Pooled(RoundLoop):
     input_shape: tuple[int, ...]
     optimum: Optimum | None = None
     converged: bool = True
+    numbers: bool = False
 
     rounds_needed: ClassVar[int | None] = 1
     sends_models: ClassVar[bool] = False
@@ -102,6 +105,7 @@ class Pooled(RoundLoop):
                 unpack_examples_reply,
                 input_shape=self.input_shape,
                 classes=_classes_of(state.arrays),
+                numbers=self.numbers,
             ),
         )
         answers = self._exchange.without(answers, _of_other_types(answers), at_least=self.min_nodes)

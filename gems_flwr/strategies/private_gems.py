@@ -85,6 +85,7 @@ class PrivateGems(RoundLoop):
     5
     """
 
+    needs_classes: ClassVar[bool] = True
     mod_needed: ClassVar[str] = "good_enough_mod(data, model=Net)"
     sends_models: ClassVar[bool] = False
     sums_replies: ClassVar[bool] = True

@@ -62,6 +62,7 @@ class PublicOnly(RoundLoop):
     tune: int | None = None
     tune_rate: float = 1e-3
 
+    needs_classes: ClassVar[bool] = True
     rounds_needed: ClassVar[int | None] = 1
     sends_models: ClassVar[bool] = False
 

@@ -65,14 +65,9 @@ class Serial(RoundLoop):
         arrays, memory, metrics = self.learn(server_round, state.arrays, state.memory)
         before = Tally.from_details(state.details)
         tally = before.with_losses({"serial": metrics})
-        batches = max(1, tally.batches - before.batches)
         return RoundOutcome(
             arrays=arrays,
-            train_metrics={
-                "cumulative_loss": tally.cumulative_loss,
-                "in_place_loss": (tally.cumulative_loss - before.cumulative_loss) / batches,
-                "in_place_accuracy": (tally.correct - before.correct) / batches,
-            },
+            train_metrics=tally.in_place(before),
             memory=memory,
             details=tally.to_details(),
         )

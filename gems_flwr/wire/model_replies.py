@@ -249,9 +249,15 @@ def single_numbers(metrics: Metrics) -> dict[str, float]:
 
 
 def unpack_examples_reply(
-    content: RecordDict, input_shape: tuple[int, ...], classes: int = MAX_CLASSES
+    content: RecordDict,
+    input_shape: tuple[int, ...],
+    classes: int = MAX_CLASSES,
+    numbers: bool = False,
 ) -> ExamplesReply:
-    """Validate shared raw data: rows of `input_shape` with one label each, below `classes`."""
+    """Validate shared raw data: rows of `input_shape` with one label each, below `classes`.
+
+    With `numbers` labels are floats instead.
+    """
     record = content.get(EXAMPLES)
     if not isinstance(record, ArrayRecord) or record.keys() != {FEATURES, LABELS}:
         raise BadReplyError(
@@ -259,11 +265,10 @@ def unpack_examples_reply(
         )
     features = checked_array(record[FEATURES], FEATURES)
     labels = checked_array(record[LABELS], LABELS)
-    if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise BadReplyError(
-            f"labels must be one row of integers, got {labels.dtype} {labels.shape}"
-        )
-    if labels.size and not (labels.min() >= 0 and labels.max() < classes):
+    if labels.ndim != 1 or labels.dtype.kind not in ("f" if numbers else "iu"):
+        kind = "floats" if numbers else "integers"
+        raise BadReplyError(f"labels must be one row of {kind}, got {labels.dtype} {labels.shape}")
+    if labels.size and not numbers and not (labels.min() >= 0 and labels.max() < classes):
         raise BadReplyError(
             f"labels must be from 0 to {classes - 1}, got {labels.min()} to {labels.max()}"
         )

@@ -22,7 +22,6 @@ from flwr.app import Message
 from flwr.clientapp import ClientApp
 from torch import nn
 from torch.func import functional_call, vmap
-from torch.nn import functional as F
 
 from gems_flwr.compression.difference_coding import (
     PackedModel,
@@ -196,41 +195,43 @@ class LockstepGrid(InProcessGrid):
         if last == steps and config.stream.initial_noise:
             self._add_noise()
         losses, correct = np.zeros(config.nodes), np.zeros(config.nodes)
+        judged = False
         seed = derive_seed(config.seed, "lockstep", last)
         with seeded(seed, torch.device("cpu")):
             for number in range((last - steps) * batches + 1, last * batches + 1):
                 loss, right = self._step(number)
                 losses += loss
-                correct += right
+                if right is not None:
+                    correct += right
+                    judged = True
         count = steps * batches
         self._metrics = [
             {
                 NUM_EXAMPLES: count * self._experiment.stream.sizes[node],
                 LOSS_SUM: float(losses[node]),
-                CORRECT_SHARE_SUM: float(correct[node]),
+                **({CORRECT_SHARE_SUM: float(correct[node])} if judged else {}),
                 BATCHES: float(count),
             }
             for node in range(config.nodes)
         ]
 
-    def _step(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Take one step of all nodes; return each one's loss and accuracy before it."""
+    def _step(self, number: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Take one step of all nodes; return each one's loss, and accuracy if any, before it."""
         stream, scale = self._experiment.stream, self._experiment.dataset.scale
         drawn = [stream.batch(node, number) for node in range(self._experiment.config.nodes)]
         inputs = torch.from_numpy(np.stack([x for x, _ in drawn])).to(torch.float32) * scale
         targets = torch.from_numpy(np.stack([y for _, y in drawn]))
         self._model.train()
         logits = vmap(self._predict, randomness="different")(self._weights, inputs)
-        losses = (
-            F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-            .view_as(targets)
-            .mean(1)
-        )
+        target = self._experiment.dataset.target
+        outputs, truth = logits.flatten(0, 1), targets.flatten()
+        losses = target.losses(outputs, truth).view_as(targets).mean(1)
         self._optimizer.zero_grad()
         losses.sum().backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
-        right = (logits.detach().argmax(2) == targets).float().mean(1)
-        return losses.detach().double().numpy(), right.double().numpy()
+        hits = target.hits(outputs.detach(), truth)
+        right = None if hits is None else hits.view_as(targets).float().mean(1).double().numpy()
+        return losses.detach().double().numpy(), right
 
     def _predict(self, weights: Tensors, inputs: torch.Tensor) -> Any:
         return functional_call(self._model, weights, (inputs,))

@@ -6,6 +6,7 @@ sent. The last data set loaded is kept in memory, because workers ask for it wit
 """
 
 from simulations.data.archives import DATA_VARIABLE, MissingDataError
+from simulations.data.driving_data import driving
 from simulations.data.examples import Dataset, Examples
 from simulations.data.graphical import GeneratedDataset, graphical
 from simulations.data.images import cifar10, digits, fashion_mnist, ham10000, mnist
@@ -26,6 +27,7 @@ __all__ = [
     "digits",
     "digits_parity",
     "digits_permuted",
+    "driving",
     "fashion_mnist",
     "graphical",
     "ham10000",

@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from gems_flwr.targets import Classes, Numbers, Target
 from simulations.data.splits import balanced_sample, stratified_sample
 
 
@@ -24,7 +25,8 @@ class Examples:
     features : np.ndarray
         One row per example: uint8 pixels, or float16 / float32 feature vectors.
     labels : np.ndarray
-        One class number per example, converted to int64.
+        One class per example, converted to int64; or one number per example, floats, which become
+        float32.
 
     Raises
     ------
@@ -33,11 +35,13 @@ class Examples:
     """
 
     features: NDArray[Any]
-    labels: NDArray[np.int64]
+    labels: NDArray[Any]
 
     def __post_init__(self) -> None:
         features = np.asarray(self.features).view()
-        labels = np.asarray(self.labels).astype(np.int64, copy=False).view()
+        given = np.asarray(self.labels)
+        kind = np.float32 if given.dtype.kind == "f" else np.int64
+        labels = given.astype(kind, copy=False).view()
         if labels.ndim != 1 or features.ndim < 2 or len(features) != len(labels):
             raise ValueError(
                 f"examples need one row of features per label, got features of shape "
@@ -81,8 +85,10 @@ class Examples:
         Raises
         ------
         ValueError
-            If a label is outside that range.
+            If a label is outside that range, or no class but a number.
         """
+        if self.labels.dtype.kind == "f":
+            raise ValueError(f"labels must be classes 0 … {classes - 1}, got {self.labels.dtype}")
         if len(self) and not 0 <= self.labels.min() <= self.labels.max() < classes:
             raise ValueError(
                 f"labels must be 0 … {classes - 1}, got {self.labels.min()} … {self.labels.max()}"
@@ -99,7 +105,8 @@ class Dataset:
     name : str
         The name of the configuration, such as ``"mnist"``.
     classes : int
-        Number of classes; labels are 0 … ``classes - 1``.
+        Number of classes; labels are 0 … ``classes - 1``. 0: there are none, and labels are
+        numbers.
     input_shape : tuple of int
         Shape of one example: ``(channels, height, width)`` or ``(features,)``.
     scale : float
@@ -118,8 +125,8 @@ class Dataset:
     Raises
     ------
     ValueError
-        If a part has another shape, a label is out of range, or there is not exactly one group
-        per training example.
+        If a part has another shape, a label is out of range or not finite, or there is not exactly
+        one group per training example.
     """
 
     name: str
@@ -139,11 +146,28 @@ class Dataset:
                     f"{self.name}: {part} examples have shape {examples.features.shape[1:]}, "
                     f"expected {self.input_shape}"
                 )
-            examples.class_counts(self.classes)  # refuses labels out of range
+            if self.classes:
+                examples.class_counts(self.classes)  # refuses labels out of range
+            elif examples.labels.dtype.kind != "f" or not np.isfinite(examples.labels).all():
+                raise ValueError(
+                    f"{self.name}: without classes labels are finite numbers, got "
+                    f"{examples.labels.dtype} with "
+                    f"{int((~np.isfinite(examples.labels)).sum())} that are not finite"
+                )
         if self.groups is not None:
             groups = _checked_groups(self.groups, len(self.train), f"{self.name}: train")
             groups.flags.writeable = False
             object.__setattr__(self, "groups", groups)
+
+    @property
+    def target(self) -> Target:
+        """What is to be predicted of an example."""
+        return Classes() if self.classes else Numbers()
+
+
+def strata(labels: NDArray[Any]) -> NDArray[np.int64]:
+    """Return what samples keep the proportions of: classes as they are, numbers all alike."""
+    return np.zeros(len(labels), np.int64) if labels.dtype.kind == "f" else labels
 
 
 def assemble(
@@ -159,8 +183,8 @@ def assemble(
 ) -> Dataset:
     """Take the server's public sample out of the training pool and build the data set.
 
-    The sample keeps the pool's proportions of classes, and of groups within them. The rest stays
-    in stored order.
+    The sample keeps the pool's proportions of classes, and of groups within them (of groups alone
+    where labels are numbers). The rest stays in stored order.
 
     Parameters
     ----------
@@ -185,11 +209,11 @@ def assemble(
             f"dataset.public must be a whole number from 0 to {len(pool) - 1} "
             f"for {name}, got {public!r}"
         )
-    strata = pool.labels
+    layers = strata(pool.labels)
     if groups is not None:
         groups = _checked_groups(groups, len(pool), f"{name}: pool")
-        strata = pool.labels + classes * groups
-    chosen = stratified_sample(strata, public, np.random.default_rng(seed))
+        layers = layers + max(1, classes) * groups
+    chosen = stratified_sample(layers, public, np.random.default_rng(seed))
     rest = np.setdiff1d(np.arange(len(pool)), chosen, assume_unique=True)
     return Dataset(
         name=name,
@@ -230,6 +254,8 @@ def balance(dataset: Dataset, per_class: int, seed: int) -> Dataset:
     seed : int
         Decides which examples.
     """
+    if not dataset.classes:
+        raise ValueError(f"{dataset.name} has no classes to balance: set dataset.balance=null")
     rng = np.random.default_rng([seed, per_class])
     public = dataset.public
     if len(public):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from gems_flwr.errors import CheckpointError
 from gems_flwr.runtime.checkpoint import CheckpointFolder
 from gems_flwr.server.settings import Callback
 from gems_flwr.server.state import RunResult
+from gems_flwr.targets import Target
 from gems_flwr.wire.keys import BATCHES, LOSS_SUM
 from gems_flwr.wire.model_replies import single_numbers
 from gems_flwr.wire.records import to_numpy
@@ -36,7 +37,7 @@ from simulations.experiment.training import torch_threads
 RESULT = "result.json"
 CONFIG = "config.yaml"
 # What others read off a result without asking whether it is there.
-_NUMBERS = ("accuracy", "loss", "nodes", "rounds", "bytes_up", "bytes_down")
+_NUMBERS = ("accuracy", "rmse", "loss", "nodes", "rounds", "bytes_up", "bytes_down")
 
 
 def finished_result(config: RunConfig, folder: Path) -> dict[str, Any] | None:
@@ -177,7 +178,8 @@ def _run_server(
         )
     if drifts := experiment.drift_rounds():
         result.details["drifts"] = drifts
-    summary = summarise(config, result, seconds=time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    summary = summarise(config, result, experiment.dataset.target, seconds=seconds)
     model = to_numpy(result.arrays)
     write_atomically(folder / "model.safetensors", save(model))
     write_atomically(folder / RESULT, json.dumps(summary, indent=2).encode())
@@ -186,13 +188,17 @@ def _run_server(
     return summary
 
 
-def summarise(config: RunConfig, result: RunResult, *, seconds: float) -> dict[str, Any]:
-    """Return what `result.json` holds."""
+def summarise(
+    config: RunConfig, result: RunResult, target: Target, *, seconds: float
+) -> dict[str, Any]:
+    """Return what `result.json` holds: of the scores, those that the target has."""
     last, traffic = result.history[-1], result.traffic
+    scores = {name: last.metric(name) for name in target.metrics}
+    balanced = {name: scores.pop(name) for name in scores.keys() & {"balanced_accuracy"}}
     details = {
         "fingerprint": config.fingerprint(),
         "stopped_because": result.stopped_because,
-        "balanced_accuracy": last.metric("balanced_accuracy"),
+        **balanced,
         "failures": [{"round": number, **asdict(each)} for number, each in result.failures],
         **_stream_losses(result),
         **_accuracies(result),
@@ -207,8 +213,7 @@ def summarise(config: RunConfig, result: RunResult, *, seconds: float) -> dict[s
         "seed": config.seed,
         "nodes": config.nodes,
         "rounds": last.round,
-        "accuracy": last.metric("accuracy"),
-        "loss": last.metric("loss"),
+        **scores,
         "bytes_up": traffic.bytes_up,
         "bytes_down": traffic.bytes_down,
         "messages": traffic.messages_up + traffic.messages_down,
@@ -216,6 +221,12 @@ def summarise(config: RunConfig, result: RunResult, *, seconds: float) -> dict[s
         "nodes_failed": len({failure.node for _, failure in result.failures}),
         "details": details,
     }
+
+
+def first_score(result: Mapping[str, Any]) -> tuple[str, float | None]:
+    """Return the name and the value of the score that a person reads first."""
+    name = "rmse" if "rmse" in result else "accuracy"
+    return name, result.get(name)
 
 
 def _stream_losses(result: RunResult) -> dict[str, float]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import ArrayRecord, MetricRecord
 from hydra.errors import InstantiationException
@@ -18,7 +19,6 @@ from hydra.utils import get_class, instantiate
 from numpy.typing import NDArray
 from torch import nn
 
-from gems_flwr import scoring
 from gems_flwr.client.task import Report, Task, TaskSet
 from gems_flwr.networks.inputs import LayerReader
 from gems_flwr.networks.subclasses import other_output_layer, split_classes
@@ -34,15 +34,19 @@ from gems_flwr.typing import Arrays
 from gems_flwr.wire.keys import FROZEN_LAYERS, NEURON_REQUEST, PROXIMAL_MU, SERVER_ROUND
 from gems_flwr.wire.records import to_numpy
 from simulations.config import ConfigError, RunConfig
-from simulations.data.examples import Dataset, Examples
+from simulations.data.examples import Dataset, Examples, strata
 from simulations.data.own_data import read_own_data
 from simulations.data.splits import split_validation
 from simulations.experiment.fixed_lift import LIFT_MEMORY
 from simulations.experiment.linear_optimum import linear_optimum
+from simulations.experiment.needs_classes import refuse_without_classes
 from simulations.experiment.remembered import fit_once
-from simulations.experiment.training import TrainOptions, probabilities, tensors
+from simulations.experiment.training import TrainOptions, predictions, tensors
 from simulations.streams.learning import learn
 from simulations.streams.source import BatchSource
+
+# Into how many ranges reports divide labels that are numbers.
+_RANGES = 9
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,8 @@ class Experiment:
             "dataset", data_dir=self.config.data_dir, seed=derive_seed(self.config.seed, "data")
         )
         assert isinstance(loaded, Dataset)
+        if not loaded.classes:
+            refuse_without_classes(self.config)
         return loaded
 
     @functools.cached_property
@@ -114,7 +120,7 @@ class Experiment:
 
     def _share(self, examples: Examples, node: int) -> Share:
         seed = derive_seed(self.config.seed, "validation", node)
-        train, validation = split_validation(examples.labels, self.config.validation, seed)
+        train, validation = split_validation(strata(examples.labels), self.config.validation, seed)
         return Share(examples.take(train), examples.take(validation))
 
     def _own_share(self, path: str | Path) -> Share:
@@ -142,8 +148,13 @@ class Experiment:
         return [(each - 1) // batches + 1 for each in drifts]
 
     def label_counts(self) -> dict[str, Any]:
-        """Return how many examples of each class every node has, for reports."""
+        """Return how many examples of each class every node has, for reports.
+
+        Of numbers it is how many are in each of some equal ranges, whose ``edges`` are told.
+        """
         classes = self.dataset.classes
+        if not classes:
+            return self._number_counts()
         return {
             "classes": classes,
             "nodes": [
@@ -151,6 +162,27 @@ class Experiment:
                     "name": str(node),
                     "train": share.train.class_counts(classes).tolist(),
                     "validation": share.validation.class_counts(classes).tolist(),
+                }
+                for node, share in enumerate(self.shares)
+            ],
+        }
+
+    def _number_counts(self) -> dict[str, Any]:
+        edges = np.histogram_bin_edges(self.dataset.train.labels, _RANGES)
+
+        def counts(examples: Examples) -> list[int]:
+            # Somebody's own data may lie beyond what the server knows.
+            inside = np.clip(examples.labels, edges[0], edges[-1])
+            return [int(each) for each in np.histogram(inside, edges)[0]]
+
+        return {
+            "classes": _RANGES,
+            "edges": [round(float(edge), 4) for edge in edges],
+            "nodes": [
+                {
+                    "name": str(node),
+                    "train": counts(share.train),
+                    "validation": counts(share.validation),
                 }
                 for node, share in enumerate(self.shares)
             ],
@@ -210,6 +242,7 @@ class Experiment:
             device=backend.device,
             threads=backend.threads,
             proximal_mu=proximal_mu,
+            target=self.dataset.target,
         )
 
     def learn(
@@ -227,18 +260,20 @@ class Experiment:
             memory=memory,
             device=backend.device,
             threads=backend.threads,
+            target=self.dataset.target,
         )
 
     def predict(self, model: nn.Module, examples: Examples) -> NDArray:
-        """Return the model's class probabilities."""
+        """Return the model's class probabilities, or the numbers that it predicts."""
         backend = self.config.backend
         model, examples, scale = self._on_lift(model, examples)
-        return probabilities(
+        return predictions(
             model,
             examples,
             scale=scale,
             device=backend.device,
             threads=backend.threads,
+            target=self.dataset.target,
         )
 
     def _on_lift(self, model: nn.Module, examples: Examples) -> tuple[nn.Module, Examples, float]:
@@ -307,6 +342,7 @@ class Experiment:
             "fit": self._fit_pooled,
             "optimum": self._pooled_optimum,
             "input_shape": self.dataset.input_shape,
+            "numbers": not self.dataset.classes,
             "initialise": self._initialise,
             "build_model": self.build_model,
             "learn": self._learn_serially,
@@ -423,7 +459,8 @@ class Experiment:
         for member in split_members(to_numpy(arrays)).values():
             model = resize_model(self.build_model(), member)
             members.append(self.predict(model, test))
-        return MetricRecord(dict(strategy.score(members, test.labels)))
+        score = self.dataset.target.score
+        return MetricRecord(dict(strategy.score(members, test.labels, score)))
 
     def _build(self, group: str, **arguments: Any) -> Any:
         """Instantiate what a config group names; a value out of range is the config's fault."""
@@ -456,6 +493,7 @@ class NodeTask(Task):
         # What tells this node from others in draws of its own.
         self._name = node if name is None else name
         self._share = experiment.shares[node]
+        self.target = experiment.dataset.target
         self._memory: Arrays = {}
 
     def build_model(self) -> nn.Module:
@@ -504,7 +542,7 @@ class NodeTask(Task):
     def evaluate(self, model: nn.Module, *, config: Mapping[str, Any]) -> Report:
         """Score on the node's validation part."""
         validation = self._share.validation
-        metrics = scoring.score(self._experiment.predict(model, validation), validation.labels)
+        metrics = self.target.score(self._experiment.predict(model, validation), validation.labels)
         return Report(len(validation), metrics)
 
     def validation_data(self) -> tuple[torch.Tensor, torch.Tensor]:

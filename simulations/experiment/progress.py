@@ -12,7 +12,7 @@ from gems_flwr.server.state import RoundRecord
 
 
 class ProgressBar(Callback):
-    """Shows rounds, the node that answered last, the accuracy and the bytes so far.
+    """Shows rounds, the node that answered last, the accuracy or error and the bytes so far.
 
     Use it as a context manager around the run.
 
@@ -40,7 +40,7 @@ class ProgressBar(Callback):
         self._task = self._progress.add_task(title, total=None, status="")
         self._asked = self._answered = 0
         self._bytes = 0
-        self._accuracy: float | None = None
+        self._score = ""
 
     def __enter__(self) -> ProgressBar:
         self._progress.start()
@@ -71,7 +71,10 @@ class ProgressBar(Callback):
     def on_round_end(self, record: RoundRecord) -> None:
         """Advance the bar and say who failed, and who is called as another is."""
         self._bytes += record.traffic.bytes_up + record.traffic.bytes_down
-        self._accuracy = record.metric("accuracy")
+        known = ((name, record.metric(name)) for name in ("accuracy", "rmse"))
+        self._score = next(
+            (f"{name} {value:.3f}" for name, value in known if value is not None), ""
+        )
         self._progress.update(self._task, completed=record.round)
         self._show()
         for trouble in (*record.failures, *record.name_disputes):
@@ -81,6 +84,6 @@ class ProgressBar(Callback):
 
     def _show(self) -> None:
         parts = [f"{self._answered}/{self._asked} nodes", f"{self._bytes / 1e6:.2f} MB"]
-        if self._accuracy is not None:
-            parts.append(f"accuracy {self._accuracy:.3f}")
+        if self._score:
+            parts.append(self._score)
         self._progress.update(self._task, status=" · ".join(parts))

@@ -34,8 +34,9 @@ from torch import nn
 
 from gems_flwr.disk.files import write_atomically
 from gems_flwr.errors import DiskError
+from gems_flwr.targets import Target
 from simulations.data.examples import Examples
-from simulations.experiment.training import TrainOptions, fit
+from simulations.experiment.training import CLASSES, TrainOptions, fit
 
 # What tells nodes which training to do, and `fit` nothing.
 _NOT_FITS = ("output_epochs", "subclasses")
@@ -169,6 +170,7 @@ def fit_once(
     device: str = "cpu",
     threads: int = 1,
     proximal_mu: float = 0.0,
+    target: Target = CLASSES,
 ) -> dict[str, float]:
     """Train a model in place, or load what the same training gave before; see `remember_training`.
 
@@ -177,7 +179,7 @@ def fit_once(
     architecture : str
         What the model was built from: two models with the same weights may still differ in what
         they do with them.
-    model, examples, scale, options, seed, device, threads, proximal_mu
+    model, examples, scale, options, seed, device, threads, proximal_mu, target
         As in `simulations.experiment.training.fit`.
 
     Returns
@@ -195,6 +197,9 @@ def fit_once(
     if proximal_mu:
         # Only then, so that what was remembered before FedProx came is still found.
         schedule["proximal_mu"] = proximal_mu
+    if target != CLASSES:
+        # Likewise.
+        schedule["target"] = target
     memory = _memory
     if memory is None or not _shows_all(model):
         return fit(model, examples, **schedule)

@@ -15,10 +15,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch.nn import functional as F
 
 from gems_flwr.errors import OptionError
+from gems_flwr.targets import Classes, Target
 from simulations.data.examples import Examples
+
+CLASSES = Classes()
+"""What is predicted unless something else is said."""
 
 OPTIMIZERS = ("adam", "sgd", "rmsprop")
 """What `TrainOptions.optimizer` can be."""
@@ -41,8 +44,8 @@ class TrainOptions:
     epochs : int
         The most passes over the data, at least 1.
     patience : int or None
-        Stop when the training accuracy has not risen for this many epochs (at least 1);
-        None never stops early.
+        Stop when the training accuracy has not risen for this many epochs (at least 1), or, of
+        numbers, the training loss has not fallen; None never stops early.
     weight_decay : float
         L2 penalty, at least 0.
     output_epochs : int or None
@@ -103,8 +106,9 @@ def fit(
     device: str = "cpu",
     threads: int = 1,
     proximal_mu: float = 0.0,
+    target: Target = CLASSES,
 ) -> dict[str, float]:
-    """Train a model in place with cross entropy.
+    """Train a model in place, with cross entropy or with the squared error of numbers.
 
     The result depends on the arguments only, not on the global random state, which is left as it
     was. (PyTorch draws dropout from that state, so two calls must not run at once in threads of
@@ -131,13 +135,15 @@ def fit(
     proximal_mu : float
         FedProx's μ, at least 0: μ / 2 times the squared distance from the weights that the model
         came with is added to what is minimised (Li et al. 2020, equation 2).
+    target : Target
+        What the model predicts.
 
     Returns
     -------
     dict of str to float
-        ``train_loss`` (without the proximal term) and ``train_accuracy``, means over the last epoch
-        as it went (with dropout, and with the weights of each step), and ``epochs``, the number
-        run.
+        ``train_loss`` (without the proximal term) and, of classes, ``train_accuracy``, means over
+        the last epoch as it went (with dropout, and with the weights of each step), and
+        ``epochs``, the number run.
 
     Raises
     ------
@@ -156,8 +162,8 @@ def fit(
     shuffle_seed, dropout_seed = (int(s) for s in np.random.SeedSequence(seed).generate_state(2))
     shuffler = torch.Generator().manual_seed(shuffle_seed)
     where = _checked_device(device)
-    loss = accuracy = 0.0
-    best, stale, epochs = -1.0, 0, 0
+    loss, accuracy = 0.0, None
+    best, stale, epochs = -float("inf"), 0, 0
     with (
         torch_threads(threads),
         placed(model, where, training=True),
@@ -169,16 +175,18 @@ def fit(
         while epochs < options.epochs:
             order = torch.randperm(len(targets), generator=shuffler).to(where)
             batches = torch.split(order, options.batch_size)
-            loss, accuracy = _epoch(model, optimizer, inputs, targets, batches, pull)
+            loss, accuracy = _epoch(model, optimizer, inputs, targets, batches, pull, target)
             epochs += 1
-            stale = 0 if accuracy > best else stale + 1
-            best = max(best, accuracy)
+            reached = -loss if accuracy is None else accuracy
+            stale = 0 if reached > best else stale + 1
+            best = max(best, reached)
             if options.patience is not None and stale >= options.patience:
                 break
-    return {"train_loss": loss, "train_accuracy": accuracy, "epochs": float(epochs)}
+    right = {} if accuracy is None else {"train_accuracy": accuracy}
+    return {"train_loss": loss, **right, "epochs": float(epochs)}
 
 
-def probabilities(
+def predictions(
     model: nn.Module,
     examples: Examples,
     *,
@@ -186,8 +194,9 @@ def probabilities(
     batch_size: int = 4096,
     device: str = "cpu",
     threads: int = 1,
+    target: Target = CLASSES,
 ) -> NDArray[np.float64]:
-    """Predict the class probabilities of every example, without dropout.
+    """Predict the class probabilities of every example, or its number, without dropout.
 
     Parameters
     ----------
@@ -204,11 +213,13 @@ def probabilities(
     threads : int
         CPU threads, at least 1. Sums are divided among threads, so the same seed gives the same
         bits only for the same number; one is also the quickest for small models.
+    target : Target
+        What the model predicts.
 
     Returns
     -------
     np.ndarray
-        One row per example, one column per class; rows sum to 1.
+        One row per example, one column per class; rows sum to 1. Of numbers, one per example.
 
     Raises
     ------
@@ -223,15 +234,17 @@ def probabilities(
         # One batch even if there are no examples: it tells the number of classes.
         for start in range(0, max(1, len(examples)), batch_size):
             inputs = _features(examples.features[start : start + batch_size], scale).to(where)
-            # Softmax in double: in single precision rows sum to 1 only to about 1e-7.
-            rows.append(torch.softmax(model(inputs).double(), dim=1).cpu().numpy())
+            rows.append(target.predictions(model(inputs)).cpu().numpy())
     return np.concatenate(rows)
 
 
 def tensors(
     examples: Examples, *, scale: float, device: str | torch.device = "cpu"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the scaled features (float32) and the labels (int64) as tensors of their own."""
+    """Return the scaled features (float32) and the labels as tensors of their own.
+
+    Labels are int64 if they are classes, and float32 if they are numbers.
+    """
     labels = torch.from_numpy(examples.labels.copy())
     return _features(examples.features, scale).to(device), labels.to(device)
 
@@ -271,15 +284,17 @@ def _epoch(
     targets: torch.Tensor,
     batches: Sequence[torch.Tensor],
     pull: Proximal | None,
-) -> tuple[float, float]:
-    """Run one pass over the examples; return its mean loss and accuracy."""
+    target: Target,
+) -> tuple[float, float | None]:
+    """Run one pass over the examples; return its mean loss, and accuracy if there is one."""
     # Sums stay tensors until the end: reading a number each step would stall a GPU.
     loss_sum = torch.zeros((), dtype=torch.float64, device=inputs.device)
     correct = torch.zeros((), dtype=torch.int64, device=inputs.device)
+    judged = 0
     for batch in batches:
         labels = targets[batch]
         logits = model(inputs[batch])
-        loss = F.cross_entropy(logits, labels)
+        loss = target.loss(logits, labels)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         if pull is not None:
@@ -287,8 +302,11 @@ def _epoch(
         optimizer.step()
         with torch.no_grad():
             loss_sum += loss * len(batch)
-            correct += (logits.argmax(1) == labels).sum()
-    return float(loss_sum) / len(targets), int(correct) / len(targets)
+            if (hits := target.hits(logits, labels)) is not None:
+                correct += hits.sum()
+                judged += len(batch)
+    accuracy = int(correct) / judged if judged else None
+    return float(loss_sum) / len(targets), accuracy
 
 
 def make_optimizer(weights: list[nn.Parameter], options: TrainOptions) -> torch.optim.Optimizer:

@@ -58,11 +58,11 @@ class Groups:
         ValueError
             If there are no groups, or not as many as nodes.
         """
-        labels = checked_labels(labels, nodes, classes)
+        labels = checked_labels(labels, nodes, classes, numbers=True)
         if groups is None:
             raise ValueError(
                 "the data set has no groups: use mnist_permuted, digits_permuted, mnist_parity, "
-                "digits_parity or tweets_by_terms, or another partition"
+                "digits_parity, tweets_by_terms or driving, or another partition"
             )
         own = np.asarray(groups, dtype=np.int64)
         if own.shape != labels.shape:

@@ -56,11 +56,11 @@ class Partition(Protocol):
         Parameters
         ----------
         labels : np.ndarray
-            The class of every example, 0 … ``classes - 1``.
+            The class of every example, 0 … ``classes - 1``, or its number.
         nodes : int
             Number of nodes, 1 … ``len(labels)``.
         classes : int
-            Number of classes.
+            Number of classes; 0: labels are numbers.
         seed : int
             The source of chance; at least 0.
 
@@ -254,7 +254,7 @@ class Shards:
         """Divide the examples; see `Partition`."""
         from flwr_datasets.partitioner import ShardPartitioner
 
-        labels = checked_labels(labels, nodes, classes)
+        labels = checked_labels(labels, nodes, classes, numbers=True)
         total = nodes * self.shards_per_node
         if total > len(labels):
             raise ValueError(
@@ -289,7 +289,7 @@ class Iid:
         """Divide the examples; see `Partition`."""
         from flwr_datasets.partitioner import IidPartitioner
 
-        labels = checked_labels(labels, nodes, classes)
+        labels = checked_labels(labels, nodes, classes, numbers=True)
         # The partitioner cuts the table into equal runs: the random order makes it IID.
         order = np.random.default_rng(seed).permutation(len(labels))
         return finished(_load(IidPartitioner(num_partitions=nodes), order, labels, nodes))
@@ -333,7 +333,7 @@ class Quantity:
         """Divide the examples; see `Partition`."""
         from flwr_datasets.partitioner import SizePartitioner
 
-        labels = checked_labels(labels, nodes, classes)
+        labels = checked_labels(labels, nodes, classes, numbers=True)
         order = np.random.default_rng(seed).permutation(len(labels))
         partitioner = SizePartitioner(self.sizes(len(labels), nodes))
         return finished(_load(partitioner, order, labels, nodes))
@@ -349,9 +349,29 @@ def _default_division(nodes: int, classes: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(range(start, stop)) for start, stop in itertools.pairwise(bounds))
 
 
-def checked_labels(labels: NDArray[Any], nodes: int, classes: int) -> Indices:
-    """Return the labels as int64 after checking that they can be divided at all."""
+def checked_labels(
+    labels: NDArray[Any], nodes: int, classes: int, *, numbers: bool = False
+) -> NDArray[Any]:
+    """Return the labels as int64 after checking that they can be divided at all.
+
+    Parameters
+    ----------
+    labels, nodes, classes
+        As in `Partition`.
+    numbers : bool
+        Whether labels may also be numbers, which there are where there are no classes; these
+        are returned as they are.
+    """
     labels = np.asarray(labels)
+    if classes == 0 and labels.dtype.kind == "f" and labels.ndim == 1:
+        if not numbers:
+            raise ValueError(
+                "labels are numbers, and this partition goes by classes: take partition=iid, "
+                "quantity, shards or groups"
+            )
+        if not 1 <= nodes <= len(labels):
+            raise ValueError(f"nodes must be 1 … {len(labels)} (one example each), got {nodes}")
+        return labels
     if labels.ndim != 1 or len(labels) == 0 or not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(
             f"labels must be a non-empty vector of whole numbers, got shape {labels.shape} "
@@ -397,7 +417,7 @@ def _table_class() -> Any:
 
 
 def _load(
-    partitioner: Partitioner, positions: Indices, labels: Indices, nodes: int
+    partitioner: Partitioner, positions: Indices, labels: NDArray[Any], nodes: int
 ) -> list[Indices]:
     """Run a partitioner over the rows at ``positions``, in this order; return theirs per node."""
     columns = {"label": labels[positions], "position": positions}

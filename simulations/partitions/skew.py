@@ -56,6 +56,11 @@ class Skew:
         self, labels: NDArray[Any], *, nodes: int, classes: int, seed: int
     ) -> list[Indices]:
         """Divide the examples; see `simulations.partitions.partitioners.Partition`."""
+        if classes == 0:
+            raise ValueError(
+                "labels are numbers, and this partition goes by classes: take partition=iid, "
+                "quantity, shards or groups"
+            )
         rng = np.random.default_rng(seed)
         each = max(1, round(self.label_share * classes))
         if nodes * each < classes:

@@ -1,7 +1,7 @@
-"""Accuracy against bytes sent, and against rounds.
+"""Accuracy, or the error of numbers, against bytes sent and against rounds.
 
 Methods with several evaluated rounds are curves, one-shot methods points, and the reference runs
-level lines: they send nothing, and their accuracy is true at every x.
+level lines: they send nothing, and their score is true at every x.
 """
 
 import math
@@ -25,6 +25,11 @@ from simulations.report.figures import (
 from simulations.report.summary import CEILING, Method, SettingSummary, tick_bytes
 
 _REFERENCE_NOTES = {"global": "global (pooled data)", "local": "local (mean over nodes)"}
+# What is on the y axis, by what runs are judged by: in the heading, and at the axis.
+SCORE_NAMES = {
+    "accuracy": ("Accuracy", "test accuracy"),
+    "rmse": ("Error", "test error (root mean squared)"),
+}
 _MARKERS_PER_CURVE = 7
 # Room to the left and right of the data on a logarithmic axis, as a factor.
 _LOG_MARGIN = 1.6
@@ -33,7 +38,7 @@ _LOG_MARGIN = 1.6
 def accuracy_figure(
     summary: SettingSummary, styles: Mapping[str, Style], by_bytes: bool
 ) -> Figure | None:
-    """Draw how accurate each method is after how many bytes, or rounds.
+    """Draw how good each method is after how many bytes, or rounds.
 
     Parameters
     ----------
@@ -71,12 +76,13 @@ def accuracy_figure(
     for method in levels:
         _draw_level(axes, method, styles.get(method.name))
 
-    _fit_axes(axes, xs, by_bytes)
-    title = "Accuracy against bytes sent" if by_bytes else "Accuracy against rounds"
+    _fit_axes(axes, xs, by_bytes, is_share=summary.metric == "accuracy")
+    name, label = SCORE_NAMES[summary.metric]
+    title = f"{name} against {'bytes sent' if by_bytes else 'rounds'}"
     note = " (mean over seeds, ± 1 sd)" if has_spread else ""
     write_heading(axes, title, summary.setting.title + note)
     axes.set_xlabel("bytes sent so far, up + down (1 MB = 10⁶ bytes)" if by_bytes else "round")
-    axes.set_ylabel("test accuracy")
+    axes.set_ylabel(label)
     add_grid(axes)
     # Competitors in the order of the table, then the frame they stand in; matplotlib's own order
     # would be by kind of line.
@@ -107,7 +113,7 @@ def _draw_curve(
     """Draw mean, band and single seeds; return the x values."""
     mean = _visible(curve.mean, by_bytes)
     xs = [_x(point, by_bytes) for point in mean]
-    ys = np.array([point.accuracy for point in mean])
+    ys = np.array([point.score for point in mean])
     sds = np.array([point.sd for point in mean])
     if sds.any():
         axes.fill_between(xs, ys - sds, ys + sds, color=style.colour, alpha=0.16, linewidth=0)
@@ -125,8 +131,8 @@ def _draw_curve(
     for single in curve.singles:
         points = _visible(single, by_bytes)
         single_xs = [_x(point, by_bytes) for point in points]
-        accuracies = [point.accuracy for point in points]
-        axes.plot(single_xs, accuracies, color=style.colour, linewidth=0.8, alpha=0.6)
+        scores = [point.score for point in points]
+        axes.plot(single_xs, scores, color=style.colour, linewidth=0.8, alpha=0.6)
         xs += single_xs
     return xs
 
@@ -137,7 +143,7 @@ def _draw_point(axes: Axes, name: str, point: Point, style: Style, by_bytes: boo
     draw_means(
         axes,
         [x],
-        [point.accuracy],
+        [point.score],
         [point.sd] if point.sd else None,
         colour=style.colour,
         marker=style.marker,
@@ -154,12 +160,12 @@ def _draw_point(axes: Axes, name: str, point: Point, style: Style, by_bytes: boo
 
 
 def _draw_level(axes: Axes, method: Method, style: Style | None) -> None:
-    if method.accuracy is None:
+    if method.score is None:
         return
     is_reference = style is None
     note = _REFERENCE_NOTES.get(method.name, method.name)
     axes.axhline(
-        method.accuracy.mean,
+        method.score.mean,
         label=note if is_reference else f"{method.name} (nothing sent)",
         color=DARK if style is None else style.colour,
         linestyle=(0, (6, 3)) if method.strategy == CEILING else (0, (1.5, 2)),
@@ -182,9 +188,9 @@ def _marked_indices(count: int) -> list[int]:
     return list(range(count - 1, -1, -math.ceil(count / _MARKERS_PER_CURVE) or -1))
 
 
-def _fit_axes(axes: Axes, xs: Sequence[float], by_bytes: bool) -> None:
+def _fit_axes(axes: Axes, xs: Sequence[float], by_bytes: bool, *, is_share: bool) -> None:
     low, high = axes.get_ylim()
-    axes.set_ylim(max(low, -0.02), min(high, 1.02))
+    axes.set_ylim(max(low, -0.02 if is_share else 0.0), min(high, 1.02) if is_share else high)
     first, last = min(xs), max(xs)
     if not by_bytes:
         end = max(last, 2)  # one-shot methods alone would stand on the right edge

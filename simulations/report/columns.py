@@ -6,7 +6,7 @@ The table in the terminal and the page show `COLUMNS`, one row per method; the p
 read in `runs` and averaged in `summary`; what needs more than a line is explained in `run_page`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from simulations.report import multi_model_table
@@ -54,6 +54,14 @@ def _accuracy_share(method: Method) -> float | None:
     return None if method.accuracy is None else min(max(method.accuracy.mean, 0.0), 1.0)
 
 
+def _has_classes(methods: Sequence[Method]) -> bool:
+    return any(m.metric == "accuracy" for m in methods)
+
+
+def _has_numbers(methods: Sequence[Method]) -> bool:
+    return any(m.metric == "rmse" for m in methods)
+
+
 # The first one is the method's name.
 COLUMNS: list[Column] = [
     Column("method", lambda m: m.name),
@@ -69,7 +77,15 @@ COLUMNS: list[Column] = [
         "accuracy",
         lambda m: format_accuracy(m.accuracy, len(m.runs)),
         bar=_accuracy_share,
+        is_shown=_has_classes,
         caption="accuracy: mean ± sample standard deviation over seeds, 0 to 1.",
+    ),
+    Column(
+        "rmse",
+        lambda m: format_accuracy(m.rmse, len(m.runs)),
+        is_shown=_has_numbers,
+        caption="rmse: root of the mean squared error, in the unit of what is predicted; mean ± "
+        "sample standard deviation over seeds.",
     ),
     Column("seeds", lambda m: str(m.seeds)),
     Column(
@@ -91,6 +107,7 @@ RUN_COLUMNS: list[tuple[str, Callable[[Run], str], bool]] = [
     ("seed", lambda r: str(r.seed), False),
     ("rounds", lambda r: str(r.rounds), False),
     ("accuracy", lambda r: "–" if r.accuracy is None else f"{r.accuracy:.4f}", False),
+    ("rmse", lambda r: "–" if r.rmse is None else f"{r.rmse:.4f}", False),
     ("loss", lambda r: "–" if r.loss is None else f"{r.loss:.4f}", False),
     ("up", lambda r: format_bytes(r.bytes_up), False),
     ("down", lambda r: format_bytes(r.bytes_down), False),
@@ -130,6 +147,8 @@ METHOD_FIELDS: dict[str, Callable[[SettingSummary, Method], object]] = {
     "messages_mean": lambda s, m: _mean(m.messages),
     "accuracy_mean": lambda s, m: _mean(m.accuracy),
     "accuracy_sd": lambda s, m: _sd(m.accuracy),
+    "rmse_mean": lambda s, m: _mean(m.rmse),
+    "rmse_sd": lambda s, m: _sd(m.rmse),
     "loss_mean": lambda s, m: _mean(m.loss),
     "loss_sd": lambda s, m: _sd(m.loss),
     "relative_mean": lambda s, m: _mean(_relative(s, m)),
@@ -152,8 +171,22 @@ RUN_FIELDS: dict[str, Callable[[Run], object]] = {
     "bytes_down": lambda r: r.bytes_down,
     "messages": lambda r: r.messages,
     "accuracy": lambda r: r.accuracy,
+    "rmse": lambda r: r.rmse,
     "loss": lambda r: r.loss,
     "seconds": lambda r: r.seconds,
     "nodes_failed": lambda r: r.nodes_failed,
     "stopped_because": lambda r: r.stopped_because,
 }
+
+# Columns of one of the two things that runs are judged by, and of nothing else.
+_BELONGS = {
+    **dict.fromkeys(("accuracy", "accuracy_mean", "accuracy_sd"), "accuracy"),
+    **dict.fromkeys(("relative_mean", "relative_sd"), "accuracy"),
+    **dict.fromkeys(("rmse", "rmse_mean", "rmse_sd"), "rmse"),
+}
+
+
+def is_needed(name: str, runs: Iterable[Run]) -> bool:
+    """Return whether these runs need a column: no accuracy where all predict numbers, say."""
+    metric = _BELONGS.get(name)
+    return metric is None or any(run.metric == metric for run in runs)

@@ -1,6 +1,6 @@
-"""Accuracy over the course of a run: by round, and by the bytes sent so far.
+"""Accuracy, or error, over the course of a run: by round, and by the bytes sent so far.
 
-Seeds are averaged round by round: the mean accuracy after round r, at the mean number of bytes
+Seeds are averaged round by round: the mean score after round r, at the mean number of bytes
 sent by then. A stop rule ends seeds at different rounds; the mean covers only the rounds that
 every seed has, because a mean over ever fewer seeds would jump where one drops out. So that what
 seeds did beyond is not lost, their own curves are kept as `singles` in that case.
@@ -14,11 +14,14 @@ from simulations.report.summary import Method, spread
 
 @dataclass(frozen=True)
 class Point:
-    """The state after a round: bytes are the sum over all rounds so far, both directions."""
+    """The state after a round: bytes are the sum over all rounds so far, both directions.
+
+    The score is what the run is judged by: accuracy, or rmse.
+    """
 
     round: int
     total_bytes: float
-    accuracy: float
+    score: float
     sd: float = 0.0
 
 
@@ -47,8 +50,9 @@ def run_curve(run: Run) -> tuple[Point, ...]:
     total_bytes = 0
     for entry in run.history:
         total_bytes += entry.bytes_up + entry.bytes_down
-        if entry.accuracy is not None:
-            points.append(Point(entry.number, total_bytes, entry.accuracy))
+        score = entry.rmse if run.metric == "rmse" else entry.accuracy
+        if score is not None:
+            points.append(Point(entry.number, total_bytes, score))
     return tuple(points)
 
 
@@ -88,18 +92,18 @@ def end_point(method: Method) -> Point | None:
     Returns
     -------
     Point | None
-        None if no run has an accuracy.
+        None if no run has a score.
     """
-    accuracy = method.accuracy
-    if accuracy is None:
+    score = method.score
+    if score is None:
         return None
     total_bytes = method.bytes_up + method.bytes_down
-    return Point(method.rounds[1], total_bytes, accuracy.mean, accuracy.sd or 0.0)
+    return Point(method.rounds[1], total_bytes, score.mean, score.sd or 0.0)
 
 
 def _mean_point(points: list[Point]) -> Point:
-    accuracy = spread(point.accuracy for point in points)
+    score = spread(point.score for point in points)
     total_bytes = spread(point.total_bytes for point in points)
-    assert accuracy is not None
+    assert score is not None
     assert total_bytes is not None
-    return Point(points[0].round, total_bytes.mean, accuracy.mean, accuracy.sd or 0.0)
+    return Point(points[0].round, total_bytes.mean, score.mean, score.sd or 0.0)

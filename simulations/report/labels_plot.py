@@ -1,5 +1,6 @@
-"""How the training data are divided: a heat map of classes by nodes."""
+"""How the training data are divided: a heat map of classes, or ranges of numbers, by nodes."""
 
+import itertools
 from typing import Any
 
 import matplotlib
@@ -67,12 +68,19 @@ def labels_figure(setting_title: str, seed: int, division: Partition) -> Figure:
         interpolation="nearest",
     )
     colour_bar = figure.colorbar(image, ax=[total_axes, axes], pad=0.02, fraction=0.05)
-    colour_bar.set_label("training examples per class", fontsize=10)
+    each = "range" if division.edges else "class"
+    colour_bar.set_label(f"training examples per {each}", fontsize=10)
     colour_bar.ax.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     colour_bar.ax.tick_params(labelsize=9)
     if nodes <= _MOST_NODES_WITH_NUMBERS and classes <= _MOST_CLASSES_WITH_NUMBERS:
         _write_counts(axes, counts, largest)
     _label_axes(axes, division.names, classes)
+    if division.edges:
+        ranges = [f"{low:.2g} … {high:.2g}" for low, high in itertools.pairwise(division.edges)]
+        shown = range(0, classes, -(-classes // _MOST_CLASS_NAMES))
+        axes.set_yticks(shown, [ranges[index] for index in shown])
+        axes.set_ylabel("label", fontsize=11)
+        axes.invert_yaxis()  # larger numbers are higher up
     figure.align_ylabels([total_axes, axes])
     return figure
 

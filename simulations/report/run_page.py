@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from simulations.report import multi_model_table
+from simulations.report.accuracy_plot import SCORE_NAMES
 from simulations.report.columns import Column
 from simulations.report.pages import LONG_LIST, caption, document, figure, folded, note
 from simulations.report.run_plots import Plot
@@ -23,7 +24,8 @@ _HOW_TO_READ = """
 <section>
 <h2>How to read this</h2>
 <p>Each row is one way of learning from data that stay where they are. A good method stands high
-(accurate) and far to the left (few bytes) in the plot of accuracy against bytes.</p>
+(accurate) and far to the left (few bytes) in the plot of accuracy against bytes; where numbers are
+predicted it is the error that is drawn, and a good method stands low.</p>
 <dl>
 <dt>up, down</dt>
 <dd>What the nodes send to the server, and what the server sends to them: payload bytes, summed
@@ -32,6 +34,9 @@ over all nodes and rounds, mean over runs. 1 MB is 10<sup>6</sup> bytes, 1 KB is
 <dt>accuracy</dt>
 <dd>Share of right answers of the final model on the test data: mean ± sample standard deviation
 over seeds. The bar behind the number runs from 0 to 1.</dd>
+<dt>rmse</dt>
+<dd>Where the label is a number there is no accuracy but the root of the mean squared error of the
+final model on the test data, in the label's own unit; 0 is best.</dd>
 <dt>seconds, seeds, failed</dt>
 <dd>Mean wall-clock time of a run; how many seeds the mean is over; how many nodes failed, summed
 over runs. The column of failures is there only if a node failed.</dd>
@@ -90,7 +95,7 @@ def render_page(
         counts.append(f"{len(unfinished)} unfinished, left out")
     columns = columns_of(settings)
     # A phone shows the first columns without scrolling, so what everybody looks for comes first.
-    columns.sort(key=lambda column: (column.heading != "method", column.heading != "accuracy"))
+    columns.sort(key=lambda c: (c.heading != "method", c.heading not in SCORE_NAMES))
     body = [
         "<h1>Federated learning runs compared</h1>",
         caption(" · ".join(counts)),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from simulations.report.accuracy_plot import accuracy_figure
+from simulations.report.accuracy_plot import SCORE_NAMES, accuracy_figure
 from simulations.report.figures import Style, save, style
 from simulations.report.labels_plot import labels_figure
 from simulations.report.multi_model_plots import models_figure, sampled_figure, steps_figure
@@ -64,10 +64,10 @@ def draw_plots(settings: Sequence[SettingSummary], folder: Path) -> dict[Setting
         for against in ("bytes", "rounds"):
             figure = accuracy_figure(summary, styles, by_bytes=against == "bytes")
             if figure is not None:
-                path = folder / f"{stem}-accuracy-{against}.png"
+                path = folder / f"{stem}-{summary.metric}-{against}.png"
                 save(figure, path)
-                title = f"Accuracy against {against}"
-                drawn.append(Plot(path, title, _final_accuracies(summary)))
+                title = f"{SCORE_NAMES[summary.metric][0]} against {against}"
+                drawn.append(Plot(path, title, _final_scores(summary)))
         for kind, title, stream_figure in (
             ("frontier", "Cumulative loss against bytes", frontier_figure(summary)),
             ("timeline", "Loss and bytes over time", timeline_figure(summary)),
@@ -84,12 +84,13 @@ def draw_plots(settings: Sequence[SettingSummary], folder: Path) -> dict[Setting
             if models_plot is not None:
                 path = folder / f"{stem}-{kind}.png"
                 save(models_plot, path)
-                drawn.append(Plot(path, title, _final_accuracies(summary)))
+                drawn.append(Plot(path, title, _final_scores(summary)))
         if summary.division is not None:
             seed, division = summary.division
             path = folder / f"{stem}-labels.png"
             save(labels_figure(summary.setting.title, seed, division), path)
-            text = f"training examples of each class at each of {len(division.names)} nodes."
+            each = "range" if division.edges else "class"
+            text = f"training examples of each {each} at each of {len(division.names)} nodes."
             drawn.append(Plot(path, "Labels per node", text))
         plots[summary.setting] = tuple(drawn)
     return plots
@@ -139,10 +140,10 @@ def _final_losses(summary: SettingSummary) -> str:
     return f"cumulative loss per node {', '.join(parts)}."
 
 
-def _final_accuracies(summary: SettingSummary) -> str:
+def _final_scores(summary: SettingSummary) -> str:
     parts = [
-        f"{method.name} {method.accuracy.mean:.3f}"
+        f"{method.name} {method.score.mean:.3f}"
         for method in summary.methods
-        if method.accuracy is not None
+        if method.score is not None
     ]
-    return f"final accuracy {', '.join(parts)}."
+    return f"final {summary.metric} {', '.join(parts)}."

@@ -7,7 +7,14 @@ from rich.console import Console
 from rich.text import Text
 
 from simulations.report import multi_model_table
-from simulations.report.columns import COLUMNS, METHOD_FIELDS, RUN_COLUMNS, RUN_FIELDS, Column
+from simulations.report.columns import (
+    COLUMNS,
+    METHOD_FIELDS,
+    RUN_COLUMNS,
+    RUN_FIELDS,
+    Column,
+    is_needed,
+)
 from simulations.report.runs import Run
 from simulations.report.summary import SettingSummary
 from simulations.report.tables import Row, TextTable, print_table, write_csv
@@ -46,10 +53,11 @@ def models_table(summary: SettingSummary) -> TextTable | None:
 
 def runs_table(summary: SettingSummary) -> TextTable:
     """Return one row per run of a setting."""
+    shown = [column for column in RUN_COLUMNS if is_needed(column[0], summary.runs)]
     return TextTable.of(
-        (heading for heading, _, _ in RUN_COLUMNS),
-        ([text(run) for _, text, _ in RUN_COLUMNS] for run in summary.runs),
-        names=tuple(i for i, (_, _, is_words) in enumerate(RUN_COLUMNS) if is_words),
+        (heading for heading, _, _ in shown),
+        ([text(run) for _, text, _ in shown] for run in summary.runs),
+        names=tuple(i for i, (_, _, is_words) in enumerate(shown) if is_words),
     )
 
 
@@ -78,10 +86,12 @@ def print_tables(settings: Sequence[SettingSummary], console: Console) -> None:
 
 def write_results_csv(settings: Sequence[SettingSummary], path: Path) -> None:
     """Write one row per method and setting, with full precision and units in the headings."""
+    runs = [run for summary in settings for run in summary.runs]
+    fields = {name: value for name, value in METHOD_FIELDS.items() if is_needed(name, runs)}
     write_csv(
         path,
         (
-            {name: value(summary, method) for name, value in METHOD_FIELDS.items()}
+            {name: value(summary, method) for name, value in fields.items()}
             for summary in settings
             for method in summary.methods
         ),
@@ -90,4 +100,5 @@ def write_results_csv(settings: Sequence[SettingSummary], path: Path) -> None:
 
 def write_runs_csv(runs: Sequence[Run], path: Path) -> None:
     """Write one row per run."""
-    write_csv(path, ({name: value(run) for name, value in RUN_FIELDS.items()} for run in runs))
+    fields = {name: value for name, value in RUN_FIELDS.items() if is_needed(name, runs)}
+    write_csv(path, ({name: value(run) for name, value in fields.items()} for run in runs))

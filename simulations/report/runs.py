@@ -65,6 +65,7 @@ class Round:
     accuracy: float | None
     failures: tuple[Failure, ...]
     cumulative_loss: float | None = None
+    rmse: float | None = None
     # Of runs with several models, by model.
     step_sizes: Mapping[str, float] = field(default_factory=dict)
     variances: Mapping[str, float] = field(default_factory=dict)
@@ -72,10 +73,14 @@ class Round:
 
 @dataclass(frozen=True)
 class Partition:
-    """How the training data are divided: ``train[node][class]`` is a count of examples."""
+    """How the training data are divided: ``train[node][class]`` is a count of examples.
+
+    Where labels are numbers, what is counted is how many are between two neighbours of `edges`.
+    """
 
     names: tuple[str, ...]
     train: tuple[tuple[int, ...], ...]
+    edges: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, order=True)
@@ -125,6 +130,14 @@ class Run:
     sampled: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     examples: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     server_memory_bytes: float | None = None
+    # What the run is judged by, accuracy or rmse, and its value if it is the latter.
+    metric: str = "accuracy"
+    rmse: float | None = None
+
+    @property
+    def score(self) -> float | None:
+        """The final value of what the run is judged by."""
+        return self.rmse if self.metric == "rmse" else self.accuracy
 
     @property
     def method(self) -> str:
@@ -250,6 +263,8 @@ def _read_run(folder: Path, name: str, warnings: list[str]) -> Run:
         sampled=_tables(details, "sampled"),
         examples=_tables(details, "examples"),
         server_memory_bytes=_optional_number(details, "server_memory_bytes"),
+        metric="rmse" if "rmse" in result else "accuracy",
+        rmse=_optional_number(result, "rmse"),
     )
 
 
@@ -300,6 +315,7 @@ def _parse_round(entry: Mapping[str, Any]) -> Round:
             for item in failures
         ),
         cumulative_loss=_optional_number(train_metrics, "cumulative_loss"),
+        rmse=_optional_number(server_metrics, "rmse"),
         step_sizes=_by_model(train_metrics, "step_size/"),
         variances=_by_model(train_metrics, "variance/"),
     )
@@ -331,7 +347,12 @@ def _parse_partition(content: Mapping[str, Any]) -> Partition:
             raise _DamagedError(f"'train' of node {index} holds something that is no count")
         names.append(str(node.get("name", index)))
         counts.append(tuple(train))
-    return Partition(tuple(names), tuple(counts))
+    edges = content.get("edges") or []
+    if edges and (not isinstance(edges, list) or len(edges) != classes + 1):
+        raise _DamagedError(f"'edges' should be a list of {classes + 1} numbers")
+    if not all(isinstance(edge, int | float) and math.isfinite(edge) for edge in edges):
+        raise _DamagedError("'edges' holds something that is no number")
+    return Partition(tuple(names), tuple(counts), tuple(map(float, edges)))
 
 
 def _parse_object(data: bytes) -> dict[str, Any]:

@@ -73,6 +73,21 @@ class Method:
         return spread(run.accuracy for run in self.runs)
 
     @property
+    def rmse(self) -> Spread | None:
+        """Final root mean squared error over runs, of those that predict numbers."""
+        return spread(run.rmse for run in self.runs)
+
+    @property
+    def metric(self) -> str:
+        """What its runs are judged by: accuracy, or rmse where numbers are predicted."""
+        return self.runs[0].metric
+
+    @property
+    def score(self) -> Spread | None:
+        """Final value of that over runs."""
+        return spread(run.score for run in self.runs)
+
+    @property
     def loss(self) -> Spread | None:
         """Final loss over runs."""
         return spread(run.loss for run in self.runs)
@@ -122,6 +137,11 @@ class SettingSummary:
         return tuple(run for method in self.methods for run in method.runs)
 
     @property
+    def metric(self) -> str:
+        """What its runs are judged by."""
+        return self.methods[0].metric
+
+    @property
     def division(self) -> tuple[int, Partition] | None:
         """Seed and division of the data that stand for the setting: those of the lowest seed."""
         # `global` pools the data, so its own division, if it wrote one, is not the nodes'.
@@ -169,8 +189,8 @@ def summarise(runs: Sequence[Run]) -> tuple[SettingSummary, ...]:
 
 def _reading_order(method: Method) -> tuple[int, float, str]:
     position = {CEILING: 0, FLOOR: 2}.get(method.strategy, 1)
-    accuracy = method.accuracy
-    return position, math.inf if accuracy is None else -accuracy.mean, method.name
+    score, sign = method.score, 1 if method.metric == "rmse" else -1
+    return position, math.inf if score is None else sign * score.mean, method.name
 
 
 def comparability_warnings(settings: Sequence[SettingSummary]) -> tuple[str, ...]:
@@ -252,7 +272,7 @@ def _three_digits(value: float) -> str:
 
 
 def format_accuracy(value: Spread | None, runs: int) -> str:
-    """Write an accuracy as ``mean ± sd``; say so if some runs have none.
+    """Write an accuracy, or an error, as ``mean ± sd``; say so if some runs have none.
 
     Parameters
     ----------

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from simulations.reproduce.entry import Entry
-from simulations.reproduce.papers import dynamic2018, gems2018, gems2019, protocol_grid, slides2025
+from simulations.reproduce.papers import (
+    driving2018,
+    dynamic2018,
+    gems2018,
+    gems2019,
+    protocol_grid,
+    slides2025,
+)
 from simulations.reproduce.papers.spec import Reproduction
 from simulations.reproduce.studies.study import Study
 
 PAPERS: dict[str, Reproduction] = {
     each.name: each
-    for module in (gems2019, gems2018, dynamic2018, protocol_grid, slides2025)
+    for module in (gems2019, gems2018, dynamic2018, driving2018, protocol_grid, slides2025)
     for each in module.REPRODUCTIONS
 }
 

@@ -13,11 +13,12 @@ from collections.abc import Iterable
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch.nn import functional as F
 
+from gems_flwr.targets import Target
 from gems_flwr.typing import Arrays
 from gems_flwr.wire.keys import BATCHES, CORRECT_SHARE_SUM, LOSS_SUM
 from simulations.experiment.training import (
+    CLASSES,
     TrainOptions,
     make_optimizer,
     placed,
@@ -36,13 +37,14 @@ def learn(
     memory: Arrays,
     device: str = "cpu",
     threads: int = 1,
+    target: Target = CLASSES,
 ) -> tuple[int, dict[str, float], Arrays]:
     """Train a model in place, one step per batch.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Maps a batch to logits.
+        Maps a batch to logits, or to numbers.
     batches : iterable of (features, labels)
         In order; features as stored.
     scale : float
@@ -53,34 +55,38 @@ def learn(
         Source of dropout.
     memory : mapping from str to ndarray
         The optimiser's state after the last batch before these; empty at first.
-    device, threads
+    device, threads, target
         As in `simulations.experiment.training.fit`.
 
     Returns
     -------
     tuple
-        Number of samples; the metrics that a node reports; the optimiser's state.
+        Number of samples; the metrics that a node reports, without shares of right answers where
+        numbers are predicted; the optimiser's state.
     """
     where = torch.device(device)
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = make_optimizer(weights, options)
     _load(optimizer, weights, memory)
     examples = count = 0
-    loss_sum = correct = 0.0
+    loss_sum = 0.0
+    correct: float | None = None
     with torch_threads(threads), placed(model, where, training=True), seeded(seed, where):
         for features, labels in batches:
             inputs = torch.tensor(features, dtype=torch.float32, device=where) * scale
             targets = torch.tensor(labels, device=where)
             logits = model(inputs)
-            loss = F.cross_entropy(logits, targets)
+            loss = target.loss(logits, targets)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             loss_sum += loss.item()
-            correct += (logits.argmax(1) == targets).sum().item() / len(labels)
+            hits = target.hits(logits, targets)
+            correct = None if hits is None else (correct or 0.0) + hits.sum().item() / len(labels)
             examples += len(labels)
             count += 1
-    metrics = {LOSS_SUM: loss_sum, CORRECT_SHARE_SUM: correct, BATCHES: count}
+    right = {} if correct is None else {CORRECT_SHARE_SUM: correct}
+    metrics = {LOSS_SUM: loss_sum, **right, BATCHES: count}
     return examples, metrics, _dump(optimizer, weights)
 
 

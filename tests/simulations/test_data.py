@@ -93,7 +93,7 @@ def test_labels_outside_the_classes_are_refused() -> None:
 
 def test_examples_cannot_be_changed_and_the_callers_array_still_can() -> None:
     features = np.zeros((2, 3))
-    held = Examples(features, np.zeros(2))
+    held = Examples(features, np.zeros(2, np.int8))
     with pytest.raises(ValueError, match="read-only"):
         held.features[0] = 1
     features[0] = 1

@@ -7,7 +7,7 @@ from torch import nn
 
 from simulations import data
 from simulations.experiment.fixed_lift import LiftMemory, layer_on_lift
-from simulations.experiment.training import TrainOptions, fit, probabilities
+from simulations.experiment.training import TrainOptions, fit, predictions
 
 SCALE = 1 / 16
 
@@ -45,7 +45,7 @@ def test_training_on_what_the_lift_gives_is_training_through_it(digits):
     for ours, theirs in zip(quick.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(
-        probabilities(layer, seen, scale=1.0), probabilities(plain, digits, scale=SCALE), atol=1e-4
+        predictions(layer, seen, scale=1.0), predictions(plain, digits, scale=SCALE), atol=1e-4
     )
 
 

@@ -203,7 +203,7 @@ def test_fewer_examples_are_as_many_of_each_group_and_leave_the_test_set_alone()
 def test_colour_images_are_permuted_over_all_channels() -> None:
     """Every value of the image occurs once, so a copy has all of them, across channels."""
     image = np.arange(12).reshape(1, 3, 2, 2)
-    part = Examples(np.repeat(image, 4, axis=0), np.zeros(4))
+    part = Examples(np.repeat(image, 4, axis=0), np.zeros(4, int))
     base = Dataset("made", 1, (3, 2, 2), 1.0, part, part.take([]), part)
     pair = beside_permuted(base, name="pair", public=2, examples=None, seed=1)
     copy = pair.public.features[1]

@@ -132,7 +132,7 @@ def test_bytes_of_a_curve_add_up_over_rounds_including_rounds_without_evaluation
     ]
     write_run(tmp_path / "run", rounds)
     (run,) = read_runs([tmp_path]).runs
-    assert [(p.round, p.total_bytes, p.accuracy) for p in run_curve(run)] == [
+    assert [(p.round, p.total_bytes, p.score) for p in run_curve(run)] == [
         (0, 0, 0.1),
         (1, 150, 0.4),
         (3, 900, 0.7),
@@ -144,7 +144,7 @@ def test_a_round_repeated_after_a_resume_counts_once_with_its_later_line(tmp_pat
     rounds = [round_line(1, 100, 0.3), round_line(1, 200, 0.4), round_line(2, 100, 0.5)]
     write_run(tmp_path / "run", rounds)
     (run,) = read_runs([tmp_path]).runs
-    assert [(p.total_bytes, p.accuracy) for p in run_curve(run)] == [(300, 0.4), (450, 0.5)]
+    assert [(p.total_bytes, p.score) for p in run_curve(run)] == [(300, 0.4), (450, 0.5)]
 
 
 def test_seeds_are_averaged_round_by_round_up_to_the_last_round_that_all_have(
@@ -161,7 +161,7 @@ def test_seeds_are_averaged_round_by_round_up_to_the_last_round_that_all_have(
     curve = method_curve(method)
     assert curve is not None
     assert [point.round for point in curve.mean] == [1, 2]
-    assert [point.accuracy for point in curve.mean] == pytest.approx([0.3, 0.5])
+    assert [point.score for point in curve.mean] == pytest.approx([0.3, 0.5])
     assert [point.total_bytes for point in curve.mean] == pytest.approx([225, 450])
     assert [point.sd for point in curve.mean] == pytest.approx([0.2 / math.sqrt(2)] * 2)
     assert len(curve.singles) == 2  # the longer seed's third round is still shown

@@ -19,7 +19,7 @@ from simulations.experiment.training import (
     Proximal,
     TrainOptions,
     fit,
-    probabilities,
+    predictions,
     tensors,
 )
 from simulations.models import cnn, logistic, mlp
@@ -65,7 +65,7 @@ def test_logistic_regression_reaches_what_scikit_learn_reaches() -> None:
         options=TrainOptions(lr=0.01, epochs=30),
         seed=0,
     )
-    ours = probabilities(model, dataset.test, scale=dataset.scale).argmax(1)
+    ours = predictions(model, dataset.test, scale=dataset.scale).argmax(1)
     with threadpool_limits(1):  # threads that wait for each other take seconds on a busy machine
         reference = LogisticRegression(max_iter=200).fit(
             dataset.train.features.reshape(len(dataset.train), -1) * dataset.scale,
@@ -160,7 +160,7 @@ def test_every_epoch_sees_every_example_once_in_another_order() -> None:
             return self.layer(batch)
 
     recorder = Recorder()
-    examples = Examples(np.arange(10)[:, None], np.zeros(10))
+    examples = Examples(np.arange(10)[:, None], np.zeros(10, int))
     options = TrainOptions(batch_size=4, epochs=2)
     fit(recorder, examples, scale=1.0, options=options, seed=0)
     assert [len(batch) for batch in recorder.seen] == [4, 4, 2, 4, 4, 2]
@@ -173,7 +173,7 @@ def test_every_epoch_sees_every_example_once_in_another_order() -> None:
 
 def test_training_stops_when_accuracy_no_longer_rises() -> None:
     """Equal logits predict class 0, the only label: epoch 1 has accuracy 1, which cannot rise."""
-    examples = Examples(np.ones((8, 3), dtype=np.float32), np.zeros(8))
+    examples = Examples(np.ones((8, 3), dtype=np.float32), np.zeros(8, int))
     model = logistic(input_shape=(3,), classes=2)
     for weight in model.parameters():
         nn.init.zeros_(weight)
@@ -198,7 +198,7 @@ def test_models_keep_their_mode(digits: Examples, mode: bool) -> None:
     model = build().train(mode)
     model[-1].train(not mode)
     fit(model, digits.take(range(10)), scale=SCALE, options=TrainOptions(), seed=0)
-    probabilities(model, digits.take(range(10)), scale=SCALE)
+    predictions(model, digits.take(range(10)), scale=SCALE)
     assert model.training is mode
     assert model[-1].training is not mode
 
@@ -206,18 +206,18 @@ def test_models_keep_their_mode(digits: Examples, mode: bool) -> None:
 def test_probabilities_are_the_softmax_without_dropout_in_any_batch_size(digits: Examples) -> None:
     model = build().train()
     part = digits.take(range(50))
-    found = probabilities(model, part, scale=SCALE)
+    found = predictions(model, part, scale=SCALE)
     assert found.dtype == np.float64
     np.testing.assert_allclose(found.sum(1), 1, atol=1e-12)
     with torch.no_grad():
         expected = model.eval()(tensors(part, scale=SCALE)[0]).softmax(1).numpy()
     np.testing.assert_allclose(found, expected, atol=1e-6)
-    in_sevens = probabilities(model, part, scale=SCALE, batch_size=7)
+    in_sevens = predictions(model, part, scale=SCALE, batch_size=7)
     np.testing.assert_allclose(found, in_sevens, rtol=1e-6)
 
 
 def test_probabilities_of_no_examples_have_the_right_width(digits: Examples) -> None:
-    assert probabilities(build(), digits.take([]), scale=SCALE).shape == (0, 10)
+    assert predictions(build(), digits.take([]), scale=SCALE).shape == (0, 10)
 
 
 @pytest.mark.parametrize(
@@ -257,11 +257,11 @@ def test_devices_and_threads_that_are_not_there_are_refused(
     with pytest.raises(ValueError, match="finds no GPU; use device=cpu"):
         fit(build(), digits, scale=SCALE, options=TrainOptions(), seed=0, device="cuda")
     with pytest.raises(ValueError, match="cpu or cuda"):
-        probabilities(build(), digits, scale=SCALE, device="tpu")
+        predictions(build(), digits, scale=SCALE, device="tpu")
     with pytest.raises(ValueError, match="threads must be a whole number of at least 1"):
-        probabilities(build(), digits, scale=SCALE, threads=0)
+        predictions(build(), digits, scale=SCALE, threads=0)
     with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1"):
-        probabilities(build(), digits, scale=SCALE, batch_size=0)
+        predictions(build(), digits, scale=SCALE, batch_size=0)
 
 
 @pytest.mark.deep
@@ -274,7 +274,7 @@ def test_pooled_logistic_regression_reaches_the_known_accuracy_on_mnist() -> Non
     model = logistic(input_shape=dataset.input_shape, classes=dataset.classes)
     options = TrainOptions(epochs=5)
     fit(model, dataset.train, scale=dataset.scale, options=options, seed=0)
-    predicted = probabilities(model, dataset.test, scale=dataset.scale).argmax(1)
+    predicted = predictions(model, dataset.test, scale=dataset.scale).argmax(1)
     assert np.mean(predicted == dataset.test.labels) >= 0.92
 
 

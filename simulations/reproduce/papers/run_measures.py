@@ -65,9 +65,10 @@ def burst(folder: Path, drifts: Sequence[int]) -> float | None:
 
 
 MEASURES: dict[str, Measure] = {
-    "accuracy": lambda result, _: _number(result["accuracy"]),
+    "accuracy": lambda result, _: _number(result.get("accuracy")),
     "balanced accuracy": _detail("balanced_accuracy"),
     "loss": lambda result, _: _number(result["loss"]),
+    "rmse": lambda result, _: _number(result.get("rmse")),
     "hidden neurons": _hidden,
     "empty": lambda result, _: float(bool(result["details"]["empty"])),
     "loss per learner": _loss_per_learner,

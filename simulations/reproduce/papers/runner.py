@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -40,7 +40,7 @@ from simulations.report.runs import read_runs
 from simulations.reproduce.entry import Options
 from simulations.reproduce.papers.findings import Finding, Findings, Timeline, merge
 from simulations.reproduce.papers.run_measures import MEASURES, kilobytes_up
-from simulations.reproduce.papers.spec import Cell, Reproduction, Scope
+from simulations.reproduce.papers.spec import Cell, DoneRun, Reproduction, Scope
 from simulations.run import run
 
 RUNS = "runs"
@@ -66,6 +66,7 @@ class _Outcome:
     parts: list[Finding]
     failures: list[str]
     timelines: list[Timeline]
+    runs: list[DoneRun] = field(default_factory=list)
 
 
 def reproduce(reproduction: Reproduction, options: Options, console: Console) -> Findings:
@@ -82,14 +83,29 @@ def reproduce(reproduction: Reproduction, options: Options, console: Console) ->
     cells = reproduction.cells(scope)
     jobs = list(_jobs(reproduction, cells, seeds, options))
     # One seed is enough to see whether configs and data are right.
-    check_data([each for job in jobs if job.seed == seeds[0] for each in job.overrides])
-    outcomes = _run_all(jobs, options.jobs or JOBS, reproduction.name, console)
+    check_data(
+        [each for job in jobs if job.seed == seeds[0] for each in job.overrides],
+        has_stand_in=reproduction.has_stand_in,
+    )
+    workers = options.jobs or JOBS
+    outcomes = _run_all(jobs, workers, reproduction.name, console)
+    parts = [part for outcome in outcomes for part in outcome.parts]
+    if reproduction.judge is not None:
+        for seed in seeds:
+            done = [
+                run
+                for job, outcome in zip(jobs, outcomes, strict=True)
+                for run in outcome.runs
+                if job.seed == seed
+            ]
+            if done:
+                parts += reproduction.judge(done, scope, workers)
     found = Findings(
         name=reproduction.name,
         quick=scope.quick,
         stand_in=scope.stand_in,
         seeds=seeds,
-        findings=_in_order(merge(part for outcome in outcomes for part in outcome.parts), cells),
+        findings=_in_order(merge(parts), cells),
         timelines=[each for outcome in outcomes for each in outcome.timelines],
         failures=[reason for outcome in outcomes for reason in outcome.failures],
     )
@@ -127,7 +143,7 @@ def _in_order(found: list[Finding], cells: Sequence[Cell]) -> list[Finding]:
     )
 
 
-def check_data(overrides: Sequence[Sequence[str]]) -> None:
+def check_data(overrides: Sequence[Sequence[str]], *, has_stand_in: bool = True) -> None:
     """Open every data set, so that nothing is missing later."""
     seen: set[tuple[str, ...]] = set()
     for each in overrides:
@@ -139,6 +155,8 @@ def check_data(overrides: Sequence[Sequence[str]]) -> None:
         try:
             _ = Experiment(compose_config(list(each))).dataset
         except MissingDataError as error:
+            if not has_stand_in:
+                raise
             raise MissingDataError(
                 f"{error}\nOr let the bundled digits stand in: --dataset digits."
             ) from error
@@ -165,7 +183,7 @@ def _outcomes(jobs: Sequence[_Job], workers: int) -> Iterator[tuple[int, _Outcom
         return
     # Spawned: a fork would copy torch's threads in whatever state they are in.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=begin_worker) as pool:
         futures: dict[Future[_Outcome], int] = {
             pool.submit(_work, job): index for index, job in enumerate(jobs)
         }
@@ -177,7 +195,7 @@ def _outcomes(jobs: Sequence[_Job], workers: int) -> Iterator[tuple[int, _Outcom
             raise
 
 
-def _begin_worker() -> None:
+def begin_worker() -> None:
     """Keep a worker to one core, and end it with the process that it works for."""
     # Libraries that take all cores would wait for each other.
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -198,6 +216,7 @@ def _work(job: _Job) -> _Outcome:
     parts: list[Finding] = []
     failures: list[str] = []
     timelines: list[Timeline] = []
+    runs: list[DoneRun] = []
     quiet = Console(quiet=True)
     with remember_training(folder=job.runs.parent / TRAINED):
         for cell, overrides in zip(job.cells, job.overrides, strict=True):
@@ -214,9 +233,10 @@ def _work(job: _Job) -> _Outcome:
                 _part(cell, name, MEASURES[name](result, folder), kilobytes_up(result))
                 for name in cell.reads
             ]
+            runs.append(DoneRun(cell, folder))
             if cell.timeline and job.seed == 0:
                 timelines.append(_timeline(cell, folder))
-    return _Outcome(parts, failures, timelines)
+    return _Outcome(parts, failures, timelines, runs)
 
 
 def _timeline(cell: Cell, folder: Path) -> Timeline:

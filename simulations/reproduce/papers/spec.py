@@ -14,7 +14,7 @@ from simulations.command_line import UsageError
 from simulations.reproduce.entry import Options
 
 if TYPE_CHECKING:
-    from simulations.reproduce.papers.findings import Findings
+    from simulations.reproduce.papers.findings import Finding, Findings
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "conf" / "experiment"
 # The bundled data set, which can stand in for all others.
@@ -98,6 +98,14 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class DoneRun:
+    """A finished run: what it was for, and where its files are."""
+
+    cell: Cell
+    folder: Path
+
+
+@dataclass(frozen=True)
 class Reproduction:
     """One experiment of a paper: an entry of the catalogue.
 
@@ -122,6 +130,11 @@ class Reproduction:
         Adds findings that need several runs.
     scaled : str
         How it differs from the paper's setting.
+    judge : callable, optional
+        Looks at all finished runs of a seed together, where what counts is not in their results:
+        gets the runs, the `Scope` and the number of processes, returns findings of one seed.
+    has_stand_in : bool
+        Whether the bundled digits can take the place of its data.
     """
 
     name: str
@@ -135,6 +148,8 @@ class Reproduction:
     quick: tuple[str, ...]
     derive: Callable[[Findings], None] | None = None
     scaled: str = ""
+    judge: Callable[[Sequence[DoneRun], Scope, int], list[Finding]] | None = None
+    has_stand_in: bool = True
 
     def seeds_of(self, options: Options) -> range:
         """Return the seeds that are asked for."""
@@ -142,6 +157,11 @@ class Reproduction:
 
     def check(self, options: Options) -> None:
         """Refuse what would make it another experiment."""
+        if options.dataset is not None and not self.has_stand_in:
+            raise UsageError(
+                f"{self.name} has data that nothing can stand in for: leave --dataset out, got "
+                f"'{options.dataset}'"
+            )
         if options.dataset not in (None, STAND_IN):
             raise UsageError(
                 f"{self.name} has the paper's data: --dataset must be {STAND_IN}, which stands in "

@@ -23,7 +23,7 @@ from simulations.config import compose_config
 from simulations.data.examples import Examples
 from simulations.data.splits import balanced_sample
 from simulations.experiment.experiment import Experiment
-from simulations.experiment.training import TrainOptions, fit, probabilities
+from simulations.experiment.training import TrainOptions, fit, predictions
 from simulations.models import logistic
 from simulations.report.tables import TextTable, print_table
 from simulations.run import run as run_one
@@ -112,7 +112,7 @@ def _weaker_features(given: Sequence[str], seed: int) -> list[tuple[str, float]]
             for weight, other in zip(first.parameters(), second.parameters(), strict=True):
                 weight.add_(other).div_(2)
         for name, model in (("pooled", pooled), ("average of two nodes", first)):
-            score = scoring.score(probabilities(model, test, scale=1.0), test.labels)
+            score = scoring.score(predictions(model, test, scale=1.0), test.labels)
             rows.append((f"{size} features, {name}", score["accuracy"]))
     return rows
 
