@@ -76,7 +76,8 @@ def to_bytes(codes: NDArray[np.int8], bits: int) -> bytes:
     parts = np.zeros((byte_count(len(codes), bits), count), np.uint8)
     parts.ravel()[: len(codes)] = codes.astype(np.uint8) & (2**bits - 1)
     shifts = np.arange(count, dtype=np.uint8) * np.uint8(bits)
-    return np.bitwise_or.reduce(parts << shifts, axis=1).tobytes()
+    joined: NDArray[np.uint8] = np.bitwise_or.reduce(parts << shifts, axis=1)
+    return joined.tobytes()
 
 
 def from_bytes(data: bytes, count: int, bits: int) -> NDArray[np.int8]:
