@@ -13,7 +13,14 @@ Beyond the paper, all within Definition 2:
 - The threshold may change from check to check, which is an open question of the paper's. Whatever
   it is at a check, the divergence after it is at most that. ``follow_loss=p`` sets it to
   Δ·(loss / first loss)^p with a running mean of the nodes' prequential loss; ``target_rate=c``
-  steers it so that a node moves c models per check on average.
+  steers it so that a node moves c models per check on average; ``budget_bytes`` finds it from the
+  first rounds on so that the whole run costs that many bytes (see `averaging.byte_budget`).
+
+Decided for a budget: before the first threshold, in the last round, and when the budget no longer
+pays for a full synchronisation, nodes only tell their distances. In the last of these cases the
+models of those farthest from the reference are averaged, as many as can be paid. Bytes by which
+nodes introduce themselves again to a run that was interrupted are not counted, so that it goes on
+as the unbroken one would.
 """
 
 from __future__ import annotations
@@ -32,8 +39,10 @@ from gems_flwr.averaging.balancing import (
     LocalReport,
     Order,
 )
+from gems_flwr.averaging.byte_budget import BytePlan, steered_by_budget
 from gems_flwr.averaging.synchronisation import Synchronisation
 from gems_flwr.averaging.threshold import following_loss, steered
+from gems_flwr.compression.difference_coding import BITS
 from gems_flwr.errors import OptionError
 from gems_flwr.runtime.seeding import generator
 from gems_flwr.server.learner_state import LearnerState, Tally
@@ -60,6 +69,9 @@ class DynamicAveraging(LocalLearners):
         Exponent with which the threshold follows the loss, at least 0; 0 keeps it constant.
     target_rate : float, optional
         Models, up and down, that a node should move per check on average, in (0, 2].
+    budget_bytes : float, optional
+        Bytes, up and down, that the whole run is to cost, above 0. The threshold is found on the
+        way, whatever `delta` is.
     **learners
         See `LocalLearners`.
 
@@ -96,6 +108,7 @@ class DynamicAveraging(LocalLearners):
     order: Order = "random"
     follow_loss: float = 0.0
     target_rate: float | None = None
+    budget_bytes: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,6 +129,31 @@ class DynamicAveraging(LocalLearners):
             )
         if self.follow_loss and self.target_rate is not None:
             raise OptionError("follow_loss and target_rate cannot both set the threshold")
+        if self.budget_bytes is not None:
+            self._check_budget(self.budget_bytes)
+
+    def _check_budget(self, budget_bytes: float) -> None:
+        if not 0 < budget_bytes < math.inf:
+            raise OptionError(f"budget_bytes must be a number above 0, got {budget_bytes}")
+        if self.follow_loss or self.target_rate is not None:
+            raise OptionError(
+                "budget_bytes goes with neither follow_loss nor target_rate: only one of them can "
+                "set the threshold"
+            )
+        if self.rule.is_on:
+            raise OptionError(
+                "budget_bytes does not go with robust: nodes that claim violations would spend it"
+            )
+        if self.secure is not None:
+            raise OptionError(
+                "budget_bytes does not go with secure sums, whose messages cost more than models "
+                "and reports: set delta, or target_rate"
+            )
+        if self.fraction_evaluate:
+            raise OptionError(
+                "budget_bytes needs fraction_evaluate=0: nodes that evaluate are sent the whole "
+                "model in every round; evaluate at the server (evaluate_fn)"
+            )
 
     @property
     def period(self) -> int:
@@ -127,7 +165,11 @@ class DynamicAveraging(LocalLearners):
     ) -> Mapping[str, Mapping[str, Any]]:
         """Ask for the model on violation, or for the squared distance alone."""
         asked: dict[str, Any] = {"measure": True}
-        if self.condition == "local" and server_round % self.check_every == 0:
+        if (
+            self.condition == "local"
+            and server_round % self.check_every == 0
+            and self._may_send(server_round, learners, len(nodes))
+        ):
             asked = {"send": "violated", "delta": self._threshold(learners)}
         return dict.fromkeys(nodes, asked)
 
@@ -141,6 +183,13 @@ class DynamicAveraging(LocalLearners):
             for (name, reply), weight in zip(replies.items(), weights, strict=True)
         }
         violators = {name: r.arrays for name, r in replies.items() if r.arrays is not None}
+        if self.budget_bytes is not None and not violators:
+            plan = self._plan(learners, self.budget_bytes, len(reports))
+            self._check_affordable(learners, plan)
+            if not self._has_begun(server_round, learners):
+                return Synchronisation(learners.coordinator)
+            if self.condition == "local" or plan.models < len(reports):
+                return self._of_farthest(learners, reports, plan.models, ask)
         rule = self._rule(self._threshold(learners))
         rng = generator(self.seed, "balance", server_round)
         balancing = Balancing.begin(rule, learners.coordinator, reports, violators)
@@ -149,7 +198,9 @@ class DynamicAveraging(LocalLearners):
             balancing = balancing.receive(models, lost=[n for n in names if n not in models])
         return balancing.finish()
 
-    def adapted(self, learners: LearnerState, before: Tally, after: Tally) -> LearnerState:
+    def adapted(
+        self, learners: LearnerState, before: Tally, after: Tally, replies: Replies
+    ) -> LearnerState:
         """Move the threshold, if it is to move."""
         batches = after.batches - before.batches
         if self.follow_loss and batches:
@@ -161,7 +212,96 @@ class DynamicAveraging(LocalLearners):
             rate = moved / max(1, len(learners.known))
             delta = steered(self._threshold(learners), rate, self.target_rate)
             return dataclasses.replace(learners, delta=delta)
+        if self.budget_bytes is not None and learners.ledger is not None and replies:
+            plan = self._plan(learners, self.budget_bytes, len(replies))
+            moved = sum(n for r, n in after.synchronisations if r == learners.round)
+            distance = sum(r.squared_distance or 0.0 for r in replies.values()) / len(replies)
+            steered_delta, delta = steered_by_budget(
+                learners.ledger, plan, moved / len(replies), distance
+            )
+            ledger = dataclasses.replace(learners.ledger, delta=steered_delta)
+            return dataclasses.replace(learners, delta=delta, ledger=ledger)
         return learners
+
+    # --- a budget -------------------------------------------------------------------------------
+
+    @property
+    def keeps_ledger(self) -> bool:
+        """Whether there is a budget."""
+        return self.budget_bytes is not None
+
+    def told(self, learners: LearnerState) -> Mapping[str, Any]:
+        """Return the budget, what was spent, and the threshold that it has come to."""
+        if self.budget_bytes is None or learners.ledger is None:
+            return {}
+        return {
+            "budget_bytes": self.budget_bytes,
+            "spent_bytes": learners.ledger.spent_bytes,
+            "delta": learners.ledger.delta,
+        }
+
+    def _plan(self, learners: LearnerState, budget_bytes: float, nodes: int) -> BytePlan:
+        assert learners.ledger is not None
+        last, b, done = self._last_round, self.check_every, learners.round
+        return BytePlan(
+            learners.ledger,
+            budget_bytes,
+            nodes,
+            # What is averaged in the last round reaches nobody, or is averaged anyway.
+            checks_left=(last - 1) // b - done // b,
+            rounds_left=last // b - done // b + (1 if last % b and done < last else 0),
+            owed=len(learners.pending),
+            final_sync=self.final_sync,
+            # The initial model travels in half precision where others are rounded further.
+            share=BITS.get(self.compress, 16) / 16,
+        )
+
+    def _has_begun(self, server_round: int, learners: LearnerState) -> bool:
+        """Whether there is a threshold that models may be averaged by in this round."""
+        assert learners.ledger is not None
+        known = learners.ledger.checks and learners.delta
+        return bool(known) and server_round < self._last_round
+
+    def _may_send(self, server_round: int, learners: LearnerState, nodes: int) -> bool:
+        """Whether nodes may send their models unasked: all of them may do so."""
+        if self.budget_bytes is None:
+            return True
+        plan = self._plan(learners, self.budget_bytes, nodes)
+        return self._has_begun(server_round, learners) and plan.models >= nodes
+
+    def _check_affordable(self, learners: LearnerState, plan: BytePlan) -> None:
+        is_first = learners.ledger is not None and learners.ledger.checks == 1
+        if is_first and plan.needed_bytes > plan.budget_bytes:
+            raise OptionError(
+                f"budget_bytes={plan.budget_bytes:.0f} is too small for {self._last_round} rounds "
+                f"with {plan.nodes} nodes: the initial model, messages without models and the last "
+                f"synchronisation take about {plan.needed_bytes}; give at least that, or check "
+                "less often (check_every)"
+            )
+
+    def _of_farthest(
+        self,
+        learners: LearnerState,
+        reports: Mapping[str, LocalReport],
+        models: int,
+        ask: AskForModels,
+    ) -> Synchronisation:
+        """Average as many models as can be paid, if the condition is violated at all."""
+        distances = {name: report.squared_distance for name, report in reports.items()}
+        total = sum(report.weight for report in reports.values())
+        mean = sum(r.weight / total * r.squared_distance for r in reports.values())
+        measured = mean if self.condition == "total" else max(distances.values())
+        if models < 2 or measured <= self._threshold(learners):
+            return Synchronisation(learners.coordinator)
+        chosen = set(sorted(reports, key=lambda name: -distances[name])[:models])
+        given = ask([name for name in reports if name in chosen])
+        if not given:
+            return Synchronisation(learners.coordinator)
+        weights = [reports[name].weight for name in given]
+        full = len(given) == len(reports)
+        return Synchronisation.of_models(
+            self.rule, learners.coordinator, given, weights, full=full
+        )
 
     def _threshold(self, learners: LearnerState) -> float:
         return learners.delta or self.delta
