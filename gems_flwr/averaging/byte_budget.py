@@ -16,6 +16,8 @@ Decided here:
   about the threshold is at rest; otherwise the gap closes like the c-th power of the time left.
   So the controller is slow at first, which lets a run spend on a drift what it needs, and
   certain in the end.
+- Cost may fall faster than that: a run that is a synchronisation behind an even pace divides the
+  threshold by e in the time of one. It is never quick to raise it.
 - Once there is a synchronisation for every check that is left, the threshold is as good as zero.
 - When a full synchronisation is no longer affordable, as many models are averaged as are.
 
@@ -32,7 +34,10 @@ from dataclasses import dataclass
 # The power of the time left by which a gap closes. More follows bursts less and falling cost more.
 _POWER = 4.0
 # The most that one full synchronisation may raise log delta.
-_LARGEST_RISE = 0.5
+_LARGEST_GAIN = 1.0
+# Synchronisations that a run may be behind before the threshold falls quickly, how many of them
+# are remembered, and by how much log delta then falls in the time of one.
+_TOO_FAR_BEHIND, _MOST_BEHIND, _QUICK_GAIN = 1.0, 1.5, 1.0
 # The share of a run, in checks, after which the first threshold is set at the latest.
 _FIRST_SHARE = 0.05
 AS_GOOD_AS_ZERO = 1e-30
@@ -67,21 +72,21 @@ class ByteLedger:
         How often all nodes were asked to train.
     quiet_bytes : int
         What those messages and their answers had besides models.
-    first_bytes : float
-        Size of the initial model as it travels.
     up_bytes, down_bytes : float
-        Size of a model in the last messages that had some; 0 before.
+        Size of a model in the last messages that had some, the initial one aside; 0 before.
     delta : float
         The threshold that is steered; 0 before the first.
+    behind : float
+        How many full synchronisations more there would have been of late, were they spread evenly.
     """
 
     spent_bytes: int = 0
     checks: int = 0
     quiet_bytes: int = 0
-    first_bytes: float = 0.0
     up_bytes: float = 0.0
     down_bytes: float = 0.0
     delta: float = 0.0
+    behind: float = 0.0
 
     def plus(self, spent_bytes: int) -> ByteLedger:
         """Return the ledger after messages that are not the protocol's own."""
@@ -102,10 +107,8 @@ class ByteLedger:
         changes: dict[str, float] = {"spent_bytes": self.spent_bytes + spent_bytes}
         if up.models:
             changes["up_bytes"] = up.size_bytes / up.models
-        if down.models:
-            is_first = is_check and not self.checks
-            key = "first_bytes" if is_first else "down_bytes"
-            changes[key] = down.size_bytes / down.models
+        if down.models and self.checks:
+            changes["down_bytes"] = down.size_bytes / down.models
         if is_check:
             changes["checks"] = self.checks + 1
             quiet = spent_bytes - up.size_bytes - down.size_bytes
@@ -133,8 +136,8 @@ class BytePlan:
         Averages that are still to be delivered, counted by receiver.
     final_sync : bool
         Whether the run ends in a full synchronisation.
-    share : float, default 1
-        Size of a model relative to the initial one, until one has been seen.
+    model_bytes : float
+        Size of a model as long as none has been seen.
     """
 
     ledger: ByteLedger
@@ -142,9 +145,9 @@ class BytePlan:
     nodes: int
     checks_left: int
     rounds_left: int
-    owed: int = 0
-    final_sync: bool = True
-    share: float = 1.0
+    owed: int
+    final_sync: bool
+    model_bytes: float
 
     @property
     def needed_bytes(self) -> int:
@@ -178,7 +181,7 @@ class BytePlan:
 
     @property
     def _up(self) -> float:
-        return self.ledger.up_bytes or self.share * self.ledger.first_bytes
+        return self.ledger.up_bytes or self.model_bytes
 
     @property
     def _down(self) -> float:
@@ -192,10 +195,10 @@ class BytePlan:
 
 def steered_by_budget(
     ledger: ByteLedger, plan: BytePlan, moved: float, squared_distance: float
-) -> tuple[float, float]:
-    """Return the threshold that is steered, and the one of the next check.
+) -> tuple[ByteLedger, float]:
+    """Return the ledger with the threshold that is steered, and the threshold of the next check.
 
-    Both are 0 while there is none. The second one is as good as zero where bytes would be left.
+    The latter is 0 while there is none, and as good as zero where bytes would be left.
 
     Parameters
     ----------
@@ -209,16 +212,18 @@ def steered_by_budget(
         The nodes' mean ‖f − r‖² at it.
     """
     left = max(plan.synchronisations, 1e-9)
-    pause = max(1.0, plan.checks_left / left)
-    delta = ledger.delta
+    rate = min(1.0, left / max(1, plan.checks_left))
+    delta, behind = ledger.delta, ledger.behind
     if delta:
-        gain = min(_LARGEST_RISE, _POWER / left)
-        step = gain * (moved - left / max(1, plan.checks_left))
-        delta = delta * math.exp(min(max(step, -1.0), 1.0))
-    elif ledger.checks >= min(pause, _FIRST_SHARE * (ledger.checks + plan.checks_left)):
-        delta = squared_distance * max(1.0, pause / ledger.checks)
+        behind = min(max(behind + rate - moved, 0.0), _MOST_BEHIND)
+        gain = min(_POWER / left, _LARGEST_GAIN)
+        if behind > _TOO_FAR_BEHIND and moved < rate:
+            gain = max(gain, _QUICK_GAIN)
+        delta = delta * math.exp(gain * (moved - rate))
+    elif ledger.checks >= min(1 / rate, _FIRST_SHARE * (ledger.checks + plan.checks_left)):
+        delta = squared_distance * max(1.0, 1 / rate / ledger.checks)
     if delta:
         delta = min(max(delta, AS_GOOD_AS_ZERO), _LARGEST)
     # Few digits, because it travels as text.
     used = AS_GOOD_AS_ZERO if plan.is_certain else float(f"{delta:.4g}")
-    return delta, used
+    return dataclasses.replace(ledger, delta=delta, behind=behind), used

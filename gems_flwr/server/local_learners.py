@@ -261,9 +261,7 @@ class LearnerRound:
         self._settle(
             self.strategy.synchronise(self.server_round, self.learners, self.replies, self.ask)
         )
-        self.learners = self.strategy.adapted(
-            self.learners, self.before, self.tally, self.replies
-        )
+        self.learners = self.strategy.adapted(self.learners, self.before, self.tally, self.replies)
 
     def synchronise_all(self) -> None:
         """Average the models of all nodes that take part in this round."""
@@ -474,9 +472,7 @@ class LearnerRound:
 
 
 def _has_model(reply: Message) -> bool:
-    return reply.has_content() and isinstance(
-        reply.content.get(ARRAYS), ArrayRecord | ConfigRecord
-    )
+    return reply.has_content() and isinstance(reply.content.get(ARRAYS), ArrayRecord | ConfigRecord)
 
 
 def _sent(records: Sequence[Any]) -> Sent:

@@ -14,13 +14,8 @@ Beyond the paper, all within Definition 2:
   it is at a check, the divergence after it is at most that. ``follow_loss=p`` sets it to
   Δ·(loss / first loss)^p with a running mean of the nodes' prequential loss; ``target_rate=c``
   steers it so that a node moves c models per check on average; ``budget_bytes`` finds it from the
-  first rounds on so that the whole run costs that many bytes (see `averaging.byte_budget`).
-
-Decided for a budget: before the first threshold, in the last round, and when the budget no longer
-pays for a full synchronisation, nodes only tell their distances. In the last of these cases the
-models of those farthest from the reference are averaged, as many as can be paid. Bytes by which
-nodes introduce themselves again to a run that was interrupted are not counted, so that it goes on
-as the unbroken one would.
+  first rounds on so that the whole run costs that many bytes (see `averaging.byte_budget`
+  and `server.byte_spending`).
 """
 
 from __future__ import annotations
@@ -39,12 +34,11 @@ from gems_flwr.averaging.balancing import (
     LocalReport,
     Order,
 )
-from gems_flwr.averaging.byte_budget import BytePlan, steered_by_budget
 from gems_flwr.averaging.synchronisation import Synchronisation
 from gems_flwr.averaging.threshold import following_loss, steered
-from gems_flwr.compression.difference_coding import BITS
 from gems_flwr.errors import OptionError
 from gems_flwr.runtime.seeding import generator
+from gems_flwr.server.byte_spending import ByteSpending, average_of_farthest
 from gems_flwr.server.learner_state import LearnerState, Tally
 from gems_flwr.server.local_learners import AskForModels, LocalLearners, Replies
 
@@ -165,11 +159,10 @@ class DynamicAveraging(LocalLearners):
     ) -> Mapping[str, Mapping[str, Any]]:
         """Ask for the model on violation, or for the squared distance alone."""
         asked: dict[str, Any] = {"measure": True}
-        if (
-            self.condition == "local"
-            and server_round % self.check_every == 0
-            and self._may_send(server_round, learners, len(nodes))
-        ):
+        is_check, spending = server_round % self.check_every == 0, self._spending
+        if spending is not None:
+            is_check = is_check and spending.may_send(server_round, learners, len(nodes))
+        if self.condition == "local" and is_check:
             asked = {"send": "violated", "delta": self._threshold(learners)}
         return dict.fromkeys(nodes, asked)
 
@@ -183,19 +176,19 @@ class DynamicAveraging(LocalLearners):
             for (name, reply), weight in zip(replies.items(), weights, strict=True)
         }
         violators = {name: r.arrays for name, r in replies.items() if r.arrays is not None}
-        if self.budget_bytes is not None and not violators:
-            plan = self._plan(learners, self.budget_bytes, len(reports))
-            self._check_affordable(learners, plan)
-            if not self._has_begun(server_round, learners):
+        rule, spending = self._rule(self._threshold(learners)), self._spending
+        if spending is not None and not violators:
+            spending.check(learners, len(reports))
+            if not spending.has_begun(server_round, learners):
                 return Synchronisation(learners.coordinator)
-            if self.condition == "local" or plan.models < len(reports):
-                return self._of_farthest(learners, reports, plan.models, ask)
-        rule = self._rule(self._threshold(learners))
+            models = spending.plan(learners, len(reports)).models
+            if self.condition == "local" or models < len(reports):
+                return average_of_farthest(rule, learners.coordinator, reports, models, ask)
         rng = generator(self.seed, "balance", server_round)
         balancing = Balancing.begin(rule, learners.coordinator, reports, violators)
         while names := balancing.query(rng):
-            models = ask(names)
-            balancing = balancing.receive(models, lost=[n for n in names if n not in models])
+            given = ask(names)
+            balancing = balancing.receive(given, lost=[n for n in names if n not in given])
         return balancing.finish()
 
     def adapted(
@@ -212,18 +205,11 @@ class DynamicAveraging(LocalLearners):
             rate = moved / max(1, len(learners.known))
             delta = steered(self._threshold(learners), rate, self.target_rate)
             return dataclasses.replace(learners, delta=delta)
-        if self.budget_bytes is not None and learners.ledger is not None and replies:
-            plan = self._plan(learners, self.budget_bytes, len(replies))
-            moved = sum(n for r, n in after.synchronisations if r == learners.round)
-            distance = sum(r.squared_distance or 0.0 for r in replies.values()) / len(replies)
-            steered_delta, delta = steered_by_budget(
-                learners.ledger, plan, moved / len(replies), distance
-            )
-            ledger = dataclasses.replace(learners.ledger, delta=steered_delta)
-            return dataclasses.replace(learners, delta=delta, ledger=ledger)
+        if self._spending is not None:
+            averaged = sum(n for r, n in after.synchronisations if r == learners.round)
+            distances = [reply.squared_distance or 0.0 for reply in replies.values()]
+            return self._spending.adapted(learners, averaged, distances)
         return learners
-
-    # --- a budget -------------------------------------------------------------------------------
 
     @property
     def keeps_ledger(self) -> bool:
@@ -231,76 +217,15 @@ class DynamicAveraging(LocalLearners):
         return self.budget_bytes is not None
 
     def told(self, learners: LearnerState) -> Mapping[str, Any]:
-        """Return the budget, what was spent, and the threshold that it has come to."""
-        if self.budget_bytes is None or learners.ledger is None:
-            return {}
-        return {
-            "budget_bytes": self.budget_bytes,
-            "spent_bytes": learners.ledger.spent_bytes,
-            "delta": learners.ledger.delta,
-        }
+        """Return how far a budget has come."""
+        return {} if self._spending is None else self._spending.told(learners)
 
-    def _plan(self, learners: LearnerState, budget_bytes: float, nodes: int) -> BytePlan:
-        assert learners.ledger is not None
-        last, b, done = self._last_round, self.check_every, learners.round
-        return BytePlan(
-            learners.ledger,
-            budget_bytes,
-            nodes,
-            # What is averaged in the last round reaches nobody, or is averaged anyway.
-            checks_left=(last - 1) // b - done // b,
-            rounds_left=last // b - done // b + (1 if last % b and done < last else 0),
-            owed=len(learners.pending),
-            final_sync=self.final_sync,
-            # The initial model travels in half precision where others are rounded further.
-            share=BITS.get(self.compress, 16) / 16,
-        )
-
-    def _has_begun(self, server_round: int, learners: LearnerState) -> bool:
-        """Whether there is a threshold that models may be averaged by in this round."""
-        assert learners.ledger is not None
-        known = learners.ledger.checks and learners.delta
-        return bool(known) and server_round < self._last_round
-
-    def _may_send(self, server_round: int, learners: LearnerState, nodes: int) -> bool:
-        """Whether nodes may send their models unasked: all of them may do so."""
+    @property
+    def _spending(self) -> ByteSpending | None:
         if self.budget_bytes is None:
-            return True
-        plan = self._plan(learners, self.budget_bytes, nodes)
-        return self._has_begun(server_round, learners) and plan.models >= nodes
-
-    def _check_affordable(self, learners: LearnerState, plan: BytePlan) -> None:
-        is_first = learners.ledger is not None and learners.ledger.checks == 1
-        if is_first and plan.needed_bytes > plan.budget_bytes:
-            raise OptionError(
-                f"budget_bytes={plan.budget_bytes:.0f} is too small for {self._last_round} rounds "
-                f"with {plan.nodes} nodes: the initial model, messages without models and the last "
-                f"synchronisation take about {plan.needed_bytes}; give at least that, or check "
-                "less often (check_every)"
-            )
-
-    def _of_farthest(
-        self,
-        learners: LearnerState,
-        reports: Mapping[str, LocalReport],
-        models: int,
-        ask: AskForModels,
-    ) -> Synchronisation:
-        """Average as many models as can be paid, if the condition is violated at all."""
-        distances = {name: report.squared_distance for name, report in reports.items()}
-        total = sum(report.weight for report in reports.values())
-        mean = sum(r.weight / total * r.squared_distance for r in reports.values())
-        measured = mean if self.condition == "total" else max(distances.values())
-        if models < 2 or measured <= self._threshold(learners):
-            return Synchronisation(learners.coordinator)
-        chosen = set(sorted(reports, key=lambda name: -distances[name])[:models])
-        given = ask([name for name in reports if name in chosen])
-        if not given:
-            return Synchronisation(learners.coordinator)
-        weights = [reports[name].weight for name in given]
-        full = len(given) == len(reports)
-        return Synchronisation.of_models(
-            self.rule, learners.coordinator, given, weights, full=full
+            return None
+        return ByteSpending(
+            self.budget_bytes, self._last_round, self.check_every, self.final_sync, self.compress
         )
 
     def _threshold(self, learners: LearnerState) -> float:
