@@ -103,11 +103,11 @@ def test_more_is_spent_when_the_concept_drifts():
         return lambda model: {**model, "w": model["w"] + own}
 
     behaviours = {(n, r): leap(n, r) for n in range(NODES) for r in range(31, 37)}
-    budget = price(10) + QUIET
+    budget = price(4) + QUIET
     strategy = DynamicAveraging(budget_bytes=budget, condition="total", augmentation="all")
     result = play(strategy, app=walking_app(behaviours, size=500))
     rounds = [r for r, _ in result.details["synchronisations"]]
-    assert sum(31 <= r <= 36 for r in rounds) >= 3  # six rounds, a tenth of which have one
+    assert sum(31 <= r <= 36 for r in rounds) >= 4  # one in four rounds has one, evenly spread
     assert 0.9 * budget <= spent(result) <= 1.02 * budget
 
 
@@ -168,17 +168,17 @@ class StopAfter(Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("stop", [1, 30, 57])
+@pytest.mark.parametrize("stop", [1, 12, 28])
 @pytest.mark.parametrize("condition", ["local", "total"])
 def test_a_resumed_run_equals_the_unbroken_one(condition, stop, tmp_path):
     """Nodes tell their names again, and that is not held against the budget."""
-    options = {"budget_bytes": price(8) + QUIET, "condition": condition}
-    unbroken = play(DynamicAveraging(**options))
+    options = {"budget_bytes": price(8), "condition": condition}
+    unbroken = play(DynamicAveraging(**options), rounds=30)
     grid = InProcessGrid(walking_app(size=500), NODES)
     options |= {"checkpoint_dir": tmp_path}
     with pytest.raises(KeyboardInterrupt):
-        play(DynamicAveraging(callbacks=[StopAfter(stop)], **options), grid=grid)
-    resumed = play(DynamicAveraging(resume=True, **options), grid=grid)
+        play(DynamicAveraging(callbacks=[StopAfter(stop)], **options), grid=grid, rounds=30)
+    resumed = play(DynamicAveraging(resume=True, **options), grid=grid, rounds=30)
     assert np.array_equal(resumed.arrays["w"].numpy(), unbroken.arrays["w"].numpy())
     assert resumed.details == unbroken.details
 
@@ -190,7 +190,7 @@ def test_a_run_without_a_budget_can_go_on_with_one(tmp_path):
     first = DynamicAveraging(target_rate=0.5, checkpoint_dir=tmp_path, callbacks=callbacks)
     with pytest.raises(KeyboardInterrupt):
         play(first, grid=grid)
-    budget = price(4) + QUIET
+    budget = price(2) + QUIET
     result = play(
         DynamicAveraging(budget_bytes=budget, checkpoint_dir=tmp_path, resume=True), grid=grid
     )
