@@ -150,6 +150,14 @@ def test_a_ledger_tells_models_from_quiet_messages():
     assert ledger == ByteLedger(240, 2, 80, up_bytes=22, down_bytes=30)
 
 
+def test_a_plan_sets_aside_what_is_certain_to_come():
+    """Spent 100, 3 quiet rounds of 10, 2 averages of 4, and an end of 5 (3 + 4) + 2 · 10."""
+    ledger = ByteLedger(100, 2, 20, up_bytes=3, down_bytes=4)
+    plan = BytePlan(ledger, 300, 5, 2, 3, owed=2, final_sync=True, model_bytes=99)
+    assert plan.needed_bytes == 100 + 30 + 8 + 55
+    assert plan.models == int((300 - 193) / (3 + 4 + 10 / 5))
+
+
 def test_the_last_check_may_cost_what_is_left():
     ledger = ByteLedger(0, 1, 0, up_bytes=1, down_bytes=1, delta=5.0)
     plan = BytePlan(ledger, 10, 4, 1, 2, 0, False, 1)
