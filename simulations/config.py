@@ -158,6 +158,8 @@ class RunConfig:
         if values["strategy"].get("converged") is False:
             # What strategy=global was before it had the option, and the papers' rows still are.
             del values["strategy"]["converged"]
+        if values["strategy"].get("budget_bytes", 0) is None:
+            del values["strategy"]["budget_bytes"]  # likewise of strategy=dynamic
         if not self.secure:
             # Likewise: there was a time without.
             del values["secure"]

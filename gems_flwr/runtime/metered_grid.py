@@ -56,6 +56,11 @@ class Traffic:
     messages_up: int = 0
     messages_down: int = 0
 
+    @property
+    def total_bytes(self) -> int:
+        """Bytes in both directions."""
+        return self.bytes_up + self.bytes_down
+
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(
             self.bytes_up + other.bytes_up,

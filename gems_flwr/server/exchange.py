@@ -21,7 +21,7 @@ from flwr.app import Message, RecordDict
 from gems_flwr.errors import BadReplyError, Failure, RoundFailedError, describe_fault
 from gems_flwr.runtime.checkpoint import CheckpointFolder
 from gems_flwr.runtime.flower_internals import SUPERLINK_NODE_ID
-from gems_flwr.runtime.metered_grid import MeteredGrid
+from gems_flwr.runtime.metered_grid import MeteredGrid, Traffic
 from gems_flwr.server.addressing import add_reason, answered_node, as_the_nodes, is_lost
 from gems_flwr.server.log import log_event, log_warning, readable
 from gems_flwr.server.nodes import Nodes
@@ -85,6 +85,9 @@ class Exchange:
         Most examples that a node may count for, whatever it claims.
     barred : mapping from int to str
         Nodes, by id, that are out of this round, and why; see `replay`.
+    began : Traffic
+        What the grid had counted when the round began; the first begins when nodes are asked for
+        their names.
     """
 
     server_round: int
@@ -97,6 +100,7 @@ class Exchange:
     max_reply_bytes: int | None = None
     max_examples: float | None = None
     barred: Mapping[int, str] = field(default_factory=dict)
+    began: Traffic = field(default_factory=Traffic)
     # Hears of every reply with content as it comes in, and of how many are still to come.
     hears: Callable[[Message, int], None] | None = field(default=None, init=False)
     # If the round is played again without nodes that have left: how often it was, and what a

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gems_flwr.averaging.byte_budget import ByteLedger
 from gems_flwr.averaging.synchronisation import Coordinator, Synchronisation
 from gems_flwr.compression.average_coding import encode_average
 from gems_flwr.compression.difference_coding import Form, PackedModel
@@ -67,6 +68,8 @@ class LearnerState:
         Those of them that travel as differences.
     left_over : mapping from str to ndarray
         What rounding has taken from averages so far, for each node.
+    ledger : ByteLedger, optional
+        What the run has cost, where a budget sets the threshold.
     """
 
     run: str
@@ -81,6 +84,7 @@ class LearnerState:
     models: Mapping[int, Arrays] = field(default_factory=dict)
     parcels: Mapping[int, Parcel] = field(default_factory=dict)
     left_over: Arrays = field(default_factory=dict)
+    ledger: ByteLedger | None = None
 
     @property
     def reference(self) -> Arrays:
@@ -212,6 +216,8 @@ class LearnerState:
             "pending": self.pending,
             "references": [n for n, model in self.models.items() if model is self.reference],
         }
+        if self.ledger is not None:
+            notes["ledger"] = dataclasses.asdict(self.ledger)
         arrays = {_NOTES: np.frombuffer(json.dumps(notes).encode(), np.uint8)}
         arrays |= {f"reference/{name}": array for name, array in self.reference.items()}
         for number, model in self.models.items():
@@ -263,6 +269,8 @@ class LearnerState:
         models |= dict.fromkeys(notes.pop("references"), reference)
         notes["known"] = {node: tuple(pair) for node, pair in notes["known"].items()}
         notes["losses"] = tuple(notes["losses"])
+        if "ledger" in notes:
+            notes["ledger"] = ByteLedger(**notes["ledger"])
         coordinator = Coordinator(reference, notes.pop("violations"))
         return cls(
             coordinator=coordinator, models=models, parcels=parcels, left_over=left_over, **notes

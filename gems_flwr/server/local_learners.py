@@ -33,9 +33,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from gems_flwr.averaging.byte_budget import ByteLedger, Sent
 from gems_flwr.averaging.means import with_floats_of
 from gems_flwr.averaging.synchronisation import Coordinator, Synchronisation
 from gems_flwr.compression.difference_coding import encode_whole, halved
@@ -52,9 +53,9 @@ from gems_flwr.wire.averaging_replies import (
     AveragingReply,
     unpack_averaging_reply,
 )
-from gems_flwr.wire.keys import BATCHES, CORRECT_SHARE_SUM, LOSS_SUM, TRAIN
+from gems_flwr.wire.keys import ARRAYS, BATCHES, CORRECT_SHARE_SUM, LOSS_SUM, TRAIN
 from gems_flwr.wire.packed_records import pack_bytes
-from gems_flwr.wire.records import to_record
+from gems_flwr.wire.records import payload_bytes, to_record
 from gems_flwr.wire.requests import AveragingRequest
 
 # Metrics of ours in a round's record; a handler's of the same name gets a prefix.
@@ -129,9 +130,20 @@ class LocalLearners(AveragesModels):
     ) -> Synchronisation:
         """Average what is to be averaged; `ask` gets further models."""
 
-    def adapted(self, learners: LearnerState, before: Tally, after: Tally) -> LearnerState:
+    def adapted(
+        self, learners: LearnerState, before: Tally, after: Tally, replies: Replies
+    ) -> LearnerState:
         """Return the state for the next check; a protocol may change its threshold here."""
         return learners
+
+    @property
+    def keeps_ledger(self) -> bool:
+        """Whether the protocol goes by what the run has cost."""
+        return False
+
+    def told(self, learners: LearnerState) -> Mapping[str, Any]:
+        """Return what a protocol has to say of its own in a run's details."""
+        return {}
 
     # --- the loop -------------------------------------------------------------------------------
 
@@ -208,6 +220,8 @@ class LearnerRound:
         nodes = strategy.choose_nodes(server_round, grid, 1.0, TRAIN)
         self.ids = {strategy._nodes.name(node): node for node in nodes}
         self.replies: Replies = {}
+        if strategy.keeps_ledger:
+            self._open_ledger(state)
         self._records: dict[int, ArrayRecord | ConfigRecord] = {}
 
     # --- the steps of a round -------------------------------------------------------------------
@@ -247,7 +261,7 @@ class LearnerRound:
         self._settle(
             self.strategy.synchronise(self.server_round, self.learners, self.replies, self.ask)
         )
-        self.learners = self.strategy.adapted(self.learners, self.before, self.tally)
+        self.learners = self.strategy.adapted(self.learners, self.before, self.tally, self.replies)
 
     def synchronise_all(self) -> None:
         """Average the models of all nodes that take part in this round."""
@@ -309,7 +323,11 @@ class LearnerRound:
             arrays=self.arrays,
             train_metrics=beside(metrics, reported, _OURS),
             memory=self.learners.to_memory(),
-            details=tally.to_details() | self.outvoted.to_details(self.strategy.rule),
+            details={
+                **tally.to_details(),
+                **self.outvoted.to_details(self.strategy.rule),
+                **self.strategy.told(self.learners),
+            },
         )
 
     # --- messages -------------------------------------------------------------------------------
@@ -347,7 +365,7 @@ class LearnerRound:
             self.config,
             step=step,
         )
-        sent = 0
+        sent: list[ArrayRecord | ConfigRecord] = []
         for name, message in zip(requests, messages, strict=True):
             parcel = learners.parcel(name)
             model: ArrayRecord | ConfigRecord | None = None
@@ -358,7 +376,7 @@ class LearnerRound:
             reference = None
             if learners.lacks_reference(name):
                 reference = self._record(learners.reference_version)
-            sent += (model is not None) + (reference is not None)
+            sent += [record for record in (model, reference) if record is not None]
             request = AveragingRequest(
                 run=learners.run,
                 model=learners.model_version(name),
@@ -370,7 +388,8 @@ class LearnerRound:
                 **requests[name],
             )
             ask_for_averaging(message.content, request, model, reference)
-        self.tally = self.tally.plus(models_down=sent)
+        self.tally = self.tally.plus(models_down=len(sent))
+        before = self._counted()
         wanted = next(iter(requests.values()))
         if strategy.secure is not None:
             answers, collected = summed_answers(
@@ -383,6 +402,12 @@ class LearnerRound:
             )
         else:
             collected = strategy.collect(messages)
+            if learners.ledger is not None:
+                came = [m.content[ARRAYS] for m in collected if _has_model(m)]
+                ledger = learners.ledger.after(
+                    self._counted() - before, _sent(came), _sent(sent), is_check=not step
+                )
+                learners = dataclasses.replace(learners, ledger=ledger)
             unpack = partial(
                 unpack_averaging_reply,
                 expected=learners.reference,
@@ -412,6 +437,18 @@ class LearnerRound:
         self.tally = self.tally.plus(models_up=models)
         return replies
 
+    def _open_ledger(self, state: ServerState) -> None:
+        """Bring the ledger up to what has been counted before this round's first message."""
+        ledger = self.learners.ledger or ByteLedger(
+            spent_bytes=sum(record.traffic.total_bytes for record in state.history)
+        )
+        asked_names = self._counted() - self.strategy._exchange.began.total_bytes
+        self.learners = dataclasses.replace(self.learners, ledger=ledger.plus(asked_names))
+
+    def _counted(self) -> int:
+        grid = self.strategy._exchange.grid
+        return 0 if grid is None else grid.total.total_bytes
+
     def _learn_names(self, learners: LearnerState) -> LearnerState:
         """Go by the names that replies have told, where a node had been known by its id only."""
         now = {name: self.strategy._nodes.name(node) for name, node in self.ids.items()}
@@ -427,3 +464,12 @@ class LearnerRound:
             plain = self.strategy.compress == "float32"
             self._records[version] = to_record(model) if plain else pack_bytes(encode_whole(model))
         return self._records[version]
+
+
+def _has_model(reply: Message) -> bool:
+    return reply.has_content() and isinstance(reply.content.get(ARRAYS), ArrayRecord | ConfigRecord)
+
+
+def _sent(records: Sequence[Any]) -> Sent:
+    size_bytes = sum(payload_bytes(RecordDict({ARRAYS: record})) for record in records)
+    return Sent(len(records), size_bytes)

@@ -170,6 +170,7 @@ class RoundLoop(RoundMethods):
                 return_seconds=self.return_seconds,
                 max_reply_bytes=self.max_reply_bytes,
                 max_examples=self.max_examples,
+                began=grid.total if state.round else counted,
             )
             outcome = self._play(exchange, state, grid, *configs)
             record = RoundRecord(

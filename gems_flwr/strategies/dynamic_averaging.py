@@ -13,7 +13,9 @@ Beyond the paper, all within Definition 2:
 - The threshold may change from check to check, which is an open question of the paper's. Whatever
   it is at a check, the divergence after it is at most that. ``follow_loss=p`` sets it to
   Δ·(loss / first loss)^p with a running mean of the nodes' prequential loss; ``target_rate=c``
-  steers it so that a node moves c models per check on average.
+  steers it so that a node moves c models per check on average; ``budget_bytes`` finds it from the
+  first rounds on so that the whole run costs that many bytes (see `averaging.byte_budget`
+  and `server.byte_spending`).
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from gems_flwr.averaging.synchronisation import Synchronisation
 from gems_flwr.averaging.threshold import following_loss, steered
 from gems_flwr.errors import OptionError
 from gems_flwr.runtime.seeding import generator
+from gems_flwr.server.byte_spending import ByteSpending, average_of_farthest
 from gems_flwr.server.learner_state import LearnerState, Tally
 from gems_flwr.server.local_learners import AskForModels, LocalLearners, Replies
 
@@ -60,6 +63,9 @@ class DynamicAveraging(LocalLearners):
         Exponent with which the threshold follows the loss, at least 0; 0 keeps it constant.
     target_rate : float, optional
         Models, up and down, that a node should move per check on average, in (0, 2].
+    budget_bytes : float, optional
+        Bytes, up and down, that the whole run is to cost, above 0. The threshold is found on the
+        way, whatever `delta` is.
     **learners
         See `LocalLearners`.
 
@@ -96,6 +102,7 @@ class DynamicAveraging(LocalLearners):
     order: Order = "random"
     follow_loss: float = 0.0
     target_rate: float | None = None
+    budget_bytes: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,6 +123,31 @@ class DynamicAveraging(LocalLearners):
             )
         if self.follow_loss and self.target_rate is not None:
             raise OptionError("follow_loss and target_rate cannot both set the threshold")
+        if self.budget_bytes is not None:
+            self._check_budget(self.budget_bytes)
+
+    def _check_budget(self, budget_bytes: float) -> None:
+        if not 0 < budget_bytes < math.inf:
+            raise OptionError(f"budget_bytes must be a number above 0, got {budget_bytes}")
+        if self.follow_loss or self.target_rate is not None:
+            raise OptionError(
+                "budget_bytes goes with neither follow_loss nor target_rate: only one of them can "
+                "set the threshold"
+            )
+        if self.rule.is_on:
+            raise OptionError(
+                "budget_bytes does not go with robust: nodes that claim violations would spend it"
+            )
+        if self.secure is not None:
+            raise OptionError(
+                "budget_bytes does not go with secure sums, whose messages cost more than models "
+                "and reports: set delta, or target_rate"
+            )
+        if self.fraction_evaluate:
+            raise OptionError(
+                "budget_bytes needs fraction_evaluate=0: nodes that evaluate are sent the whole "
+                "model in every round; evaluate at the server (evaluate_fn)"
+            )
 
     @property
     def period(self) -> int:
@@ -127,7 +159,10 @@ class DynamicAveraging(LocalLearners):
     ) -> Mapping[str, Mapping[str, Any]]:
         """Ask for the model on violation, or for the squared distance alone."""
         asked: dict[str, Any] = {"measure": True}
-        if self.condition == "local" and server_round % self.check_every == 0:
+        is_check, spending = server_round % self.check_every == 0, self._spending
+        if spending is not None:
+            is_check = is_check and spending.may_send(server_round, learners, len(nodes))
+        if self.condition == "local" and is_check:
             asked = {"send": "violated", "delta": self._threshold(learners)}
         return dict.fromkeys(nodes, asked)
 
@@ -141,15 +176,24 @@ class DynamicAveraging(LocalLearners):
             for (name, reply), weight in zip(replies.items(), weights, strict=True)
         }
         violators = {name: r.arrays for name, r in replies.items() if r.arrays is not None}
-        rule = self._rule(self._threshold(learners))
+        rule, spending = self._rule(self._threshold(learners)), self._spending
+        if spending is not None and not violators:
+            spending.check(learners, len(reports))
+            if not spending.has_begun(server_round, learners):
+                return Synchronisation(learners.coordinator)
+            models = spending.plan(learners, len(reports)).models
+            if self.condition == "local" or models < len(reports):
+                return average_of_farthest(rule, learners.coordinator, reports, models, ask)
         rng = generator(self.seed, "balance", server_round)
         balancing = Balancing.begin(rule, learners.coordinator, reports, violators)
         while names := balancing.query(rng):
-            models = ask(names)
-            balancing = balancing.receive(models, lost=[n for n in names if n not in models])
+            given = ask(names)
+            balancing = balancing.receive(given, lost=[n for n in names if n not in given])
         return balancing.finish()
 
-    def adapted(self, learners: LearnerState, before: Tally, after: Tally) -> LearnerState:
+    def adapted(
+        self, learners: LearnerState, before: Tally, after: Tally, replies: Replies
+    ) -> LearnerState:
         """Move the threshold, if it is to move."""
         batches = after.batches - before.batches
         if self.follow_loss and batches:
@@ -161,7 +205,28 @@ class DynamicAveraging(LocalLearners):
             rate = moved / max(1, len(learners.known))
             delta = steered(self._threshold(learners), rate, self.target_rate)
             return dataclasses.replace(learners, delta=delta)
+        if self._spending is not None:
+            averaged = sum(n for r, n in after.synchronisations if r == learners.round)
+            distances = [reply.squared_distance or 0.0 for reply in replies.values()]
+            return self._spending.adapted(learners, averaged, distances)
         return learners
+
+    @property
+    def keeps_ledger(self) -> bool:
+        """Whether there is a budget."""
+        return self.budget_bytes is not None
+
+    def told(self, learners: LearnerState) -> Mapping[str, Any]:
+        """Return how far a budget has come."""
+        return {} if self._spending is None else self._spending.told(learners)
+
+    @property
+    def _spending(self) -> ByteSpending | None:
+        if self.budget_bytes is None:
+            return None
+        return ByteSpending(
+            self.budget_bytes, self._last_round, self.check_every, self.final_sync, self.compress
+        )
 
     def _threshold(self, learners: LearnerState) -> float:
         return learners.delta or self.delta
