@@ -158,8 +158,11 @@ class RunConfig:
         if values["strategy"].get("converged") is False:
             # What strategy=global was before it had the option, and the papers' rows still are.
             del values["strategy"]["converged"]
+        # Likewise: there was a time without these.
         if values["strategy"].get("budget_bytes", 0) is None:
-            del values["strategy"]["budget_bytes"]  # likewise of strategy=dynamic
+            del values["strategy"]["budget_bytes"]
+        if values["strategy"].get("compress") == "float32":
+            del values["strategy"]["compress"]
         if not self.secure:
             # Likewise: there was a time without.
             del values["secure"]
