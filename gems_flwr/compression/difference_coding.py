@@ -150,7 +150,7 @@ def encode(model: Arrays, base: Arrays, form: Form, left_over: Arrays | None = N
         # What the receiver's addition rounds away is left over as well.
         with np.errstate(invalid="ignore"):
             told = np.subtract(decoded[name], own, dtype=np.float64).ravel()
-        rest[name] = _finite(difference - told).reshape(own.shape)
+            rest[name] = _finite(difference - told).reshape(own.shape)
     packed = PackedModel(_deflated(b"".join(codes)), b"".join(scales), _deflated(b"".join(exact)))
     return Encoded(packed, decoded, rest)
 
