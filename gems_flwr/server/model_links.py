@@ -38,6 +38,7 @@ from gems_flwr.compression.difference_coding import (
     halved,
 )
 from gems_flwr.errors import BadReplyError, CheckpointError, describe_fault
+from gems_flwr.server.addressing import add_reason
 from gems_flwr.server.log import log_event
 from gems_flwr.typing import Arrays
 from gems_flwr.wire.compression_messages import (
@@ -46,6 +47,7 @@ from gems_flwr.wire.compression_messages import (
     put_compression,
     take_bases,
 )
+from gems_flwr.wire.fault_reasons import is_without_mod
 from gems_flwr.wire.keys import ARRAYS, MODEL
 from gems_flwr.wire.packed_records import open_packed, pack_bytes, packed_models
 from gems_flwr.wire.records import to_numpy
@@ -72,7 +74,8 @@ class ModelLinks:
     arrays_key : str, default "arrays"
         What the record with the model is called in messages.
     like : mapping from str to ndarray, optional
-        The initial model. Some servers go on in double precision (FedAdam); nodes do not.
+        The initial model. Some servers make other types of numbers (FedAdam goes on in double
+        precision, and counters become floats); nodes keep to those that they began with.
     """
 
     def __init__(
@@ -121,6 +124,13 @@ class ModelLinks:
                 self._held.pop(strategy.name_of(message.metadata.dst_node_id), None)
                 self._pack(message, strategy.name_of(message.metadata.dst_node_id))
             replies = [r for r in replies if not _lacks_base(r)] + strategy.send(again)
+        unable = [reply for reply in replies if _is_unable(reply)]
+        if len(unable) < len(replies):  # where all are, the loop says so
+            for reply in unable:
+                mods = strategy.mods_needed()
+                add_reason(
+                    reply, f"write ClientApp(mods=[{mods}]), this node's app has no such mod"
+                )
         return [reply for reply in replies if self._open(strategy, reply)]
 
     def settle(self, strategy: RoundMethods, nodes: Iterable[int]) -> None:
@@ -174,9 +184,7 @@ class ModelLinks:
 
     def _as_nodes_have_it(self, model: Arrays) -> Arrays:
         return {
-            name: array.astype(self._like[name].dtype, copy=False)
-            if name in self._like and array.dtype.kind == self._like[name].dtype.kind == "f"
-            else array
+            name: array.astype(self._like[name].dtype, copy=False) if name in self._like else array
             for name, array in model.items()
         }
 
@@ -328,6 +336,10 @@ def _number_of(form: Form, base: int, digest: str) -> int:
 
 def _lacks_base(reply: Message) -> bool:
     return reply.has_content() and needs_base(reply.content)
+
+
+def _is_unable(reply: Message) -> bool:
+    return reply.has_error() and is_without_mod(reply.error.reason or "")
 
 
 def _again(message: Message, plain: Mapping[int, RecordDict]) -> Message:
