@@ -38,7 +38,7 @@ from gems_flwr.wire.compression_messages import (
 )
 from gems_flwr.wire.keys import COMPRESSION, JSON
 from gems_flwr.wire.packed_records import pack_bytes, packed_models
-from gems_flwr.wire.records import to_numpy, to_record
+from gems_flwr.wire.records import put_instead, to_numpy, to_record
 
 
 def compression_mod() -> Mod:
@@ -96,7 +96,7 @@ def _answer(
         _, number, counted = request.records[key]
         memory.put_model(key, number, record)
         memory.settle(key, request.round, counted)
-        message.content[key] = record
+        put_instead(message.content, key, record)
     memory.save()
     reply = call_next(message, context)
     if not reply.has_error():
@@ -134,7 +134,7 @@ def _pack_reply(content: RecordDict, memory: _Memory, request: CompressionReques
             to_numpy(content.array_records[name]), to_numpy(base), request.form, left_over
         )
         memory.put_left_over(key, request.round, encoded.left_over)
-        content[name] = pack_bytes(encoded.packed)
+        put_instead(content, name, pack_bytes(encoded.packed))
         bases[name] = memory.number(key)
     if bases:
         put_bases(content, bases)

@@ -50,7 +50,7 @@ from gems_flwr.wire.compression_messages import (
 from gems_flwr.wire.fault_reasons import is_without_mod
 from gems_flwr.wire.keys import ARRAYS, MODEL
 from gems_flwr.wire.packed_records import open_packed, pack_bytes, packed_models
-from gems_flwr.wire.records import to_numpy
+from gems_flwr.wire.records import put_instead, to_numpy
 
 if TYPE_CHECKING:
     from gems_flwr.server.round_methods import RoundMethods
@@ -157,7 +157,7 @@ class ModelLinks:
                 del content[key]
             else:
                 number = self._encoded(base, record, digest)
-                content[key] = pack_bytes(self._made[number])
+                put_instead(content, key, pack_bytes(self._made[number]))
             records[key] = (base, number, self._counted.get(node, {}).get(key, 0))
         sent = {key: number for key, (_, number, _) in records.items()}
         self._sent[message.metadata.dst_node_id] = sent
@@ -245,7 +245,7 @@ class ModelLinks:
                     f"given; it has {sorted(by_number)}"
                 )
             exact = self._exact.get(base, self._models[base])
-            content[key] = open_packed(model, exact, self._form)
+            put_instead(content, key, open_packed(model, exact, self._form))
         return {by_number[bases[key]] for key in packed}
 
     # --- between rounds -------------------------------------------------------------------------

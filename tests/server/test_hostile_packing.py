@@ -55,7 +55,7 @@ def twice(content):
 
 
 def beside(content):
-    """Arrays beside the packed model: which of the two is meant?"""
+    """Arrays beside the packed model, of which nobody knows which is meant."""
     content["more"] = initial()
 
 
@@ -218,7 +218,7 @@ LEARNERS = {
 @pytest.mark.parametrize("how", [*LEARNERS, "beside", "two"])
 def test_a_learner_that_lies_is_named_and_begins_anew(how):
     def two(content):
-        key, record = packed_record(content)
+        _, record = packed_record(content)
         content["another"] = ConfigRecord(dict(record))
 
     own = {"beside": (beside, "one packed model"), "two": (two, "one packed model")}

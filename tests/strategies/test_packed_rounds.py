@@ -171,6 +171,12 @@ def test_float32_changes_no_byte_and_no_number():
     assert furthest(said.arrays, theirs.arrays) < 1e-6
 
 
+def test_flower_has_nothing_to_warn_of(caplog):
+    """Of a record that is replaced by one of another type it does, in every message."""
+    play(FedAvg(compress="int8"))
+    assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == []
+
+
 # --- who has what ---------------------------------------------------------------------------------
 
 
