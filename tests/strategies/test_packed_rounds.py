@@ -1,5 +1,7 @@
 """Strategies that hand out a model every round, with `compress`; over the in-process grid."""
 
+import json
+
 import numpy as np
 import pytest
 from flwr.app import Message, MetricRecord, RecordDict
@@ -26,7 +28,9 @@ from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from gems_flwr.secure.secure_sum import SecureSum
 from gems_flwr.server import model_links
 from gems_flwr.server.members import join_models
+from gems_flwr.server.model_links import without_links
 from gems_flwr.server.settings import Callback
+from gems_flwr.server.state import ServerState
 from gems_flwr.strategies.ensemble import Ensemble
 from gems_flwr.strategies.fedavg import FedAvg
 from gems_flwr.strategies.flower_strategy import FlowerStrategy
@@ -289,8 +293,7 @@ class Learning(InProcessGrid):
         return None if wants_name(message.content) else super()._deliver(message, timeout)
 
 
-def test_nodes_that_are_renamed_keep_what_they_have(monkeypatch):
-    """With several models the memory is made anew under new names, and must not lose this."""
+def test_nodes_that_tell_their_names_with_their_replies_keep_what_they_have(monkeypatch):
     monkeypatch.setitem(SHAPES, "a", (6, 50))
     monkeypatch.setitem(SHAPES, "b", (20, 10))
 
@@ -311,6 +314,28 @@ def test_nodes_that_are_renamed_keep_what_they_have(monkeypatch):
 
     # Four nodes with two models, but for one that lacks the second: each whole once.
     assert whole_models(InProcessGrid) == whole_models(Learning) == 7
+
+
+@pytest.mark.parametrize("make", [FedAvg, MultiModel])
+def test_nodes_that_are_renamed_between_rounds_keep_what_they_have(make, monkeypatch, tmp_path):
+    """With several models the memory is made anew under new names, and must not lose this."""
+    monkeypatch.setitem(SHAPES, "a", (6, 50))
+    several = make is MultiModel
+    options = {"sampling": "full"} if several else {}
+    strategy = make(compress="int8", checkpoint_dir=tmp_path, **options)
+    app, start = pulling_app() if several else packed_app(), initial()
+    play(strategy, app, start=to_record(join_models(start_models())) if several else start)
+    groups, _ = CheckpointFolder(tmp_path).load()
+    before = ServerState(groups["arrays"], (), memory=groups["memory"])
+    after = strategy._renamed(before, {"1": "one"})
+    assert after.memory.keys() == before.memory.keys()
+    old, new = (json.loads(each.memory["links/notes"].tobytes()) for each in (before, after))
+    for kind in ("held", "counted"):
+        assert new[kind]["one"] == old[kind]["1"]
+        assert new[kind].keys() == {"0", "one", "2", "3"} & (old[kind].keys() | {"one"})
+    assert not several or b'"one"' in b"".join(
+        a.tobytes() for a in without_links(after.memory).values()
+    )
 
 
 def test_a_node_that_left_is_not_in_the_checkpoint(tmp_path):
