@@ -12,9 +12,10 @@ itself, and `multi_model_mod` has this mod inside.
 Decided here: the node keeps the last model that it was given under each key, and what rounding has
 taken from the models that it sent, in its state in Flower (``context.state``). An error in the
 handler leaves the state as it was. What rounding takes is added to the next model that is sent
-under the same key; asked the same question twice, the node adds the same. A node that lacks what a
-message builds on says so, and is sent the whole model. Records of a reply that have other arrays
-than the model travel as they are.
+under the same key, once the server says that the last one counted: one that was lost on its way, or
+refused since training diverged, is of no account. So a node that is asked twice in a round answers
+with the same bytes. A node that lacks what a message builds on says so, and is sent the whole
+model. Records of a reply that have other arrays than the model travel as they are.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from gems_flwr.client.fault_reply_mod import fault_reply_mod, node_name
 from gems_flwr.compression.difference_coding import decode, decode_whole, encode
 from gems_flwr.runtime.flower_internals import ClientAppCallable, Mod
 from gems_flwr.typing import Arrays
+from gems_flwr.wire.asking import wants_name
 from gems_flwr.wire.compression_messages import (
     CompressionRequest,
     pack_needs_base,
@@ -36,7 +38,7 @@ from gems_flwr.wire.compression_messages import (
 )
 from gems_flwr.wire.keys import COMPRESSION, JSON
 from gems_flwr.wire.packed_records import pack_bytes, packed_models
-from gems_flwr.wire.records import to_numpy, to_record
+from gems_flwr.wire.records import put_instead, to_numpy, to_record
 
 
 def compression_mod() -> Mod:
@@ -61,7 +63,7 @@ def compression_mod() -> Mod:
     >>> strategy = FedAvg(compress="int8", fraction_evaluate=0.0)
     >>> result = strategy.start(InProcessGrid(app, nodes=3), initial, num_rounds=2)
     >>> [weights] = result.arrays.to_numpy_ndarrays()
-    >>> bool(np.allclose(weights, 2)), result.traffic.bytes_up < 0.1 * 6 * weights.nbytes
+    >>> bool(np.allclose(weights, 2, atol=0.01)), result.traffic.bytes_up < 6 * weights.nbytes / 50
     (True, True)
     """
     return with_packed_models
@@ -69,6 +71,8 @@ def compression_mod() -> Mod:
 
 def with_packed_models(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Answer a message whose models are packed, if they are; see `compression_mod`."""
+    if wants_name(message.content):
+        return fault_reply_mod(message, context, call_next)
     request = take_compression(message.content)
     if request is None:
         return call_next(message, context)
@@ -85,10 +89,14 @@ def _answer(
     message: Message, context: Context, call_next: ClientAppCallable, request: CompressionRequest
 ) -> Message:
     memory = _Memory(context.state, request.run)
-    for key, packed in _opened(message.content, memory, request).items():
-        if packed is None:
-            return Message(pack_needs_base(node_name(context)), reply_to=message)
-        message.content[key] = packed
+    opened = _opened(message.content, memory, request)
+    if opened is None:
+        return Message(pack_needs_base(node_name(context)), reply_to=message)
+    for key, record in opened.items():
+        _, number, counted = request.records[key]
+        memory.put_model(key, number, record)
+        memory.settle(key, request.round, counted)
+        put_instead(message.content, key, record)
     memory.save()
     reply = call_next(message, context)
     if not reply.has_error():
@@ -99,18 +107,18 @@ def _answer(
 
 def _opened(
     content: RecordDict, memory: _Memory, request: CompressionRequest
-) -> dict[str, ArrayRecord | None]:
-    """Return the models of a message, by key; None where the node lacks what they build on."""
-    sent, opened = packed_models(content), dict[str, ArrayRecord | None]()
-    for key, (base, number) in request.records.items():
+) -> dict[str, ArrayRecord] | None:
+    """Return the models of a message, by key; None if the node lacks what one builds on."""
+    sent, opened = packed_models(content), dict[str, ArrayRecord]()
+    for key, (base, number, _) in request.records.items():
         own = memory.model(key, number)
         if own is None and key in sent and sent[key].is_whole:
             own = to_record(decode_whole(sent[key]))
         elif own is None and key in sent:
             held = memory.model(key, base)
             own = held and to_record(decode(sent[key], to_numpy(held), request.form))
-        if own is not None:
-            memory.put_model(key, number, own)
+        if own is None:
+            return None
         opened[key] = own
     return opened
 
@@ -118,20 +126,38 @@ def _opened(
 def _pack_reply(content: RecordDict, memory: _Memory, request: CompressionRequest) -> None:
     """Replace the models in a reply by differences to those that the node was given."""
     bases: dict[str, int] = {}
-    for name, record in list(content.array_records.items()):
-        # A handler may call the record that it replies with as it likes.
-        asked = list(request.records)
-        key = name if memory.number(name) else asked[0] if len(asked) == 1 else ""
+    for name, key in _models_in(content, memory, request).items():
         base = memory.model(key, memory.number(key))
-        if base is None or _form(record) != _form(base):
-            continue
-        left_over = memory.left_over(key, request.turn)
-        encoded = encode(to_numpy(record), to_numpy(base), request.form, left_over)
-        memory.put_left_over(key, request.turn, encoded.left_over)
-        content[name] = pack_bytes(encoded.packed)
+        assert base is not None
+        left_over = memory.left_over(key)
+        encoded = encode(
+            to_numpy(content.array_records[name]), to_numpy(base), request.form, left_over
+        )
+        memory.put_left_over(key, request.round, encoded.left_over)
+        put_instead(content, name, pack_bytes(encoded.packed))
         bases[name] = memory.number(key)
     if bases:
         put_bases(content, bases)
+
+
+def _models_in(content: RecordDict, memory: _Memory, request: CompressionRequest) -> dict[str, str]:
+    """Return which records of a reply are models, each with the key that the node was given it by.
+
+    A handler may call the one that it replies with as it likes.
+    """
+
+    def fits(name: str, key: str) -> bool:
+        base = memory.model(key, memory.number(key))
+        return base is not None and _form(content.array_records[name]) == _form(base)
+
+    names = list(content.array_records)
+    found = {name: name for name in names if fits(name, name)}
+    if not found and len(request.records) == 1:
+        [key] = request.records
+        others = [name for name in names if fits(name, key)]
+        # Of several, such as a model and its gradient, nobody knows which is which.
+        found = {others[0]: key} if len(others) == 1 else {}
+    return found
 
 
 def _form(record: ArrayRecord) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -149,7 +175,7 @@ class _Memory:
         if notes.get("run") != run:
             for key in [key for key in state if key.startswith(f"{COMPRESSION}/")]:
                 del state[key]
-            notes = {"run": run, "numbers": {}, "turns": {}}
+            notes = {"run": run, "numbers": {}, "sent": {}}
         self._notes = notes
 
     def number(self, key: str) -> int:
@@ -167,21 +193,25 @@ class _Memory:
         self._state[f"{COMPRESSION}/model/{key}"] = record
         self._notes["numbers"][key] = number
 
-    def left_over(self, key: str, turn: str) -> Arrays | None:
-        """Return what rounding has taken until that question."""
-        kind = "before" if self._notes["turns"].get(key) == turn else "after"
-        record = self._state.get(f"{COMPRESSION}/{kind}/{key}")
+    def left_over(self, key: str) -> Arrays | None:
+        """Return what rounding has taken from the models that counted."""
+        record = self._state.get(f"{COMPRESSION}/left/{key}")
         return to_numpy(record) if isinstance(record, ArrayRecord) else None
 
-    def put_left_over(self, key: str, turn: str, left_over: Arrays) -> None:
-        """Keep what rounding has taken, and what it had taken before that question."""
-        if self._notes["turns"].get(key) != turn:
-            before = self._state.pop(f"{COMPRESSION}/after/{key}", None)
-            self._state.pop(f"{COMPRESSION}/before/{key}", None)
-            if before is not None:
-                self._state[f"{COMPRESSION}/before/{key}"] = before
-        self._state[f"{COMPRESSION}/after/{key}"] = to_record(left_over)
-        self._notes["turns"][key] = turn
+    def put_left_over(self, key: str, server_round: int, left_over: Arrays) -> None:
+        """Note what rounding takes if the model of this round counts."""
+        self._state[f"{COMPRESSION}/next/{key}"] = to_record(left_over)
+        self._notes["sent"][key] = server_round
+
+    def settle(self, key: str, server_round: int, counted: int) -> None:
+        """Take over what the last model left, if it counted; keep nothing of it, if it did not."""
+        sent = self._notes["sent"].get(key, server_round)
+        if sent == server_round:
+            return  # asked again: nobody knows yet
+        left = self._state.pop(f"{COMPRESSION}/next/{key}", None)
+        del self._notes["sent"][key]
+        if sent == counted and left is not None:
+            self._state[f"{COMPRESSION}/left/{key}"] = left
 
     def save(self) -> None:
         """Put the notes into the node's state."""

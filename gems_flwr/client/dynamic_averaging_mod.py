@@ -14,8 +14,10 @@ Decided here: the state changes only when the whole message has been worked thro
 the handler leaves the node as it was. A message of an earlier round than the node has seen is
 refused; one of the same round is answered again without training, so the server may ask twice.
 Integer arrays (batch-norm counters) stay the node's own when it is given a new model. Where models
-travel as differences, the node keeps what rounding has taken from those that it sent, and adds it
-to the next; asked again in the same round, it answers with the same bytes.
+travel as differences, the node keeps what rounding has taken from those that it sent. It adds that
+to the next once it is given a new model, since then the last one was averaged; one that was lost on
+its way is of no account, and whoever begins anew has nothing left over. So a node that is asked
+again in the same round answers with the same bytes.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ from gems_flwr.wire.averaging_replies import (
 from gems_flwr.wire.keys import (
     BATCHES,
     CORRECT_SHARE_SUM,
-    LOCAL_LEFT_BEFORE,
+    LOCAL_LEFT_NEXT,
     LOCAL_LEFT_OVER,
     LOCAL_METRICS,
     LOCAL_MODEL,
@@ -80,10 +82,9 @@ class _Memory:
     reference_version: int
     round: int = 0
     metrics: Metrics = field(default_factory=dict)
-    # What rounding has left over, before and after the last model that was sent, and its round.
-    left_before: ArrayRecord | None = None
+    # What rounding has taken from models that were averaged, and what it took from the last one.
     left_over: ArrayRecord | None = None
-    sent_round: int = 0
+    left_next: ArrayRecord | None = None
 
 
 def dynamic_averaging_mod() -> Mod:
@@ -135,7 +136,16 @@ def _answer(message: Message, context: Context, call_next: ClientAppCallable) ->
         raise OutdatedMessageError(
             f"a message of round {server_round} came after round {memory.round}; it changes nothing"
         )
-    memory = _brought_up_to_date(memory, request, *_opened(message, memory, request))
+    model, reference = take_new_models(message.content)
+    # Who is given the reference whole, as its model, begins anew from it.
+    begins_anew = request.adopt and isinstance(model, PackedModel) and model.is_whole
+    memory = _brought_up_to_date(
+        memory,
+        request,
+        _unpacked(model, memory, request),
+        _unpacked(reference, memory, request),
+        begins_anew,
+    )
     if memory is None:
         return Message(pack_needs_model(node_name(context)), reply_to=message)
     if request.steps and server_round > memory.round:
@@ -147,31 +157,24 @@ def _answer(message: Message, context: Context, call_next: ClientAppCallable) ->
     due = request.send == "always" or (
         request.send == "violated" and distance is not None and not distance <= request.delta
     )
-    model: SentModel | None = memory.model if due else None
+    sent: SentModel | None = memory.model if due else None
     if due and request.compress != "float32":
-        memory, model = _packed(memory, request.compress, server_round)
+        memory, sent = _packed(memory, request.compress)
     _keep(context, memory)
     content = pack_averaging_reply(
         # A node that has not trained yet has nothing to report; the server drops such a reply.
         memory.metrics,
         name=node_name(context),
         squared_distance=distance,
-        model=model,
+        model=sent,
     )
     return Message(content, reply_to=message)
-
-
-def _opened(
-    message: Message, memory: _Memory | None, request: AveragingRequest
-) -> tuple[ArrayRecord | None, ArrayRecord | None]:
-    """Return what the server sent as arrays; nothing for a difference to what the node lacks."""
-    model, reference = take_new_models(message.content)
-    return _unpacked(model, memory, request), _unpacked(reference, memory, request)
 
 
 def _unpacked(
     sent: SentModel | None, memory: _Memory | None, request: AveragingRequest
 ) -> ArrayRecord | None:
+    """Return what the server sent as arrays; None for a difference to what the node lacks."""
     if not isinstance(sent, PackedModel):
         return sent
     if sent.is_whole:
@@ -181,19 +184,11 @@ def _unpacked(
     return to_record(decode(sent, to_numpy(memory.reference), request.compress))
 
 
-def _packed(memory: _Memory, form: Form, server_round: int) -> tuple[_Memory, PackedModel]:
+def _packed(memory: _Memory, form: Form) -> tuple[_Memory, PackedModel]:
     """Return the model as a difference to the reference, and what the node keeps of it."""
-    again = memory.sent_round == server_round
-    before = memory.left_before if again else memory.left_over
-    left_over = None if before is None else to_numpy(before)
+    left_over = None if memory.left_over is None else to_numpy(memory.left_over)
     encoded = encode(to_numpy(memory.model), to_numpy(memory.reference), form, left_over)
-    kept = dataclasses.replace(
-        memory,
-        left_before=before,
-        left_over=to_record(encoded.left_over),
-        sent_round=server_round,
-    )
-    return kept, encoded.packed
+    return dataclasses.replace(memory, left_next=to_record(encoded.left_over)), encoded.packed
 
 
 def _brought_up_to_date(
@@ -201,6 +196,7 @@ def _brought_up_to_date(
     request: AveragingRequest,
     model: ArrayRecord | None,
     reference: ArrayRecord | None,
+    begins_anew: bool,
 ) -> _Memory | None:
     """Take over what the server sent; None if the node still lacks what it should have."""
     if memory is None:
@@ -210,7 +206,13 @@ def _brought_up_to_date(
         return _Memory(request.run, model, first_reference, request.model, request.reference)
     if model is not None and request.model > memory.model_version:
         own = _with_own_integers(memory.model, model)
-        memory = dataclasses.replace(memory, model=own, model_version=request.model)
+        memory = dataclasses.replace(
+            memory,
+            model=own,
+            model_version=request.model,
+            left_over=None if begins_anew else memory.left_next or memory.left_over,
+            left_next=None,
+        )
     new_reference = model if request.adopt else reference
     if new_reference is not None and request.reference > memory.reference_version:
         memory = dataclasses.replace(
@@ -281,8 +283,8 @@ def _recall(context: Context, request: AveragingRequest) -> _Memory | None:
         and notes.get("run") == request.run
     ):
         return None
-    left = [state.get(key) for key in (LOCAL_LEFT_BEFORE, LOCAL_LEFT_OVER)]
-    before, after = (each if isinstance(each, ArrayRecord) else None for each in left)
+    left = [state.get(key) for key in (LOCAL_LEFT_OVER, LOCAL_LEFT_NEXT)]
+    over, following = (each if isinstance(each, ArrayRecord) else None for each in left)
     return _Memory(
         run=request.run,
         model=model,
@@ -291,9 +293,8 @@ def _recall(context: Context, request: AveragingRequest) -> _Memory | None:
         reference_version=cast(int, notes["reference"]),
         round=cast(int, notes["round"]),
         metrics=cast(Metrics, dict(metrics)),
-        left_before=before,
-        left_over=after,
-        sent_round=cast(int, notes.get("sent", 0)),
+        left_over=over,
+        left_next=following,
     )
 
 
@@ -308,12 +309,11 @@ def _keep(context: Context, memory: _Memory) -> None:
             "model": memory.model_version,
             "reference": memory.reference_version,
             "round": memory.round,
-            "sent": memory.sent_round,
         }
     )
     for key, left in (
-        (LOCAL_LEFT_BEFORE, memory.left_before),
         (LOCAL_LEFT_OVER, memory.left_over),
+        (LOCAL_LEFT_NEXT, memory.left_next),
     ):
         state.pop(key, None)
         if left is not None:

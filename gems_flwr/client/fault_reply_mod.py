@@ -20,6 +20,7 @@ from gems_flwr.errors import GemsError, OptionError, describe_fault
 from gems_flwr.runtime.flower_internals import HANDLER_RAISED, ClientAppCallable
 from gems_flwr.wire.asking import wants_name
 from gems_flwr.wire.fault_reasons import fault_reason
+from gems_flwr.wire.keys import COMPRESSION
 from gems_flwr.wire.model_replies import pack_name
 from gems_flwr.wire.secure_messages import stage_word
 from gems_flwr.wire.withdrawals import pack_withdrawal
@@ -76,5 +77,11 @@ def fault_reply_mod(
     except Exception as error:
         # Errors of ours say what to do; for others the place may help.
         fault = str(error) if isinstance(error, GemsError) else describe_fault(error)
+        if COMPRESSION in message.content:
+            # Nobody took it out: the handler saw bytes where it expected a model.
+            fault = (
+                f"write ClientApp(mods=[compression_mod(), ...]): the server sends packed models, "
+                f"and no mod here reads them; {fault}"
+            )
     reason = fault_reason(message.metadata.message_type, node_name(context), fault)
     return Message(Error(code=HANDLER_RAISED, reason=reason), reply_to=message)

@@ -2,5 +2,5 @@
 
 - `quantisation`: blocks of numbers as small whole numbers with a scale each.
 - `difference_coding`: a model as a difference to one that the receiver has, as bytes.
-- `held_models`: who has which model, for servers that send each node what it lacks.
+- `average_coding`: an average for nodes that all have the same reference.
 """

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gems_flwr.compression.difference_coding import Encoded, Form, encode, is_rounded
+from gems_flwr.compression.difference_coding import Encoded, Form, encode, halved, is_rounded
 from gems_flwr.typing import Arrays
 
 
@@ -49,6 +49,10 @@ def _before(left_over: Arrays, name: str, like: np.ndarray) -> np.ndarray:
     return np.asarray(left_over[name]) if name in left_over else np.zeros_like(like)
 
 
-def no_left_over(model: Arrays) -> dict[str, np.ndarray]:
-    """Return what is left over before the first message."""
-    return {name: np.zeros(a.shape, np.float32) for name, a in model.items() if is_rounded(a)}
+def left_by_halving(model: Arrays) -> dict[str, np.ndarray]:
+    """Return what is left over where nodes begin with `halved(model)` instead of `model`."""
+    return {
+        name: (np.asarray(model[name], np.float64) - half).astype(np.float32)
+        for name, half in halved(model).items()
+        if is_rounded(half)
+    }

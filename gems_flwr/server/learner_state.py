@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gems_flwr.averaging.byte_budget import ByteLedger
+from gems_flwr.averaging.means import with_floats_of
 from gems_flwr.averaging.synchronisation import Coordinator, Synchronisation
 from gems_flwr.compression.average_coding import encode_average
 from gems_flwr.compression.difference_coding import Form, PackedModel
@@ -151,7 +152,7 @@ class LearnerState:
         )
 
     def packed(
-        self, synchronisation: Synchronisation, form: Form, nodes: int
+        self, synchronisation: Synchronisation, form: Form, weights: Mapping[str, float]
     ) -> tuple[LearnerState, Synchronisation]:
         """Round an average to what nodes will make of it; note how it travels, and what is left.
 
@@ -161,15 +162,25 @@ class LearnerState:
             What came of a round.
         form : {"float16", "int8", "int4", "int2"}
             How models travel.
-        nodes : int
-            How many nodes take part in the round.
+        weights : mapping from str to float
+            What the nodes that take part in the round count, by name.
         """
+        receivers = synchronisation.receivers
         if synchronisation.average is None:
             return self, synchronisation
-        share = len(synchronisation.receivers) / max(nodes, len(synchronisation.receivers))
-        encoded = encode_average(
-            synchronisation.average, self.reference, form, self.left_over, share
-        )
+        under_way = self.parcels.get(self.reference_version)
+        pending = {self.pending.get(name) for name in receivers}
+        if synchronisation.full and under_way and pending == {self.reference_version}:
+            # All were averaged in this very round: the mean of what they will get is just that.
+            state = dataclasses.replace(self, parcels={**self.parcels, self.version + 1: under_way})
+            return state, synchronisation.with_average(self.reference)
+        average = synchronisation.average
+        if synchronisation.full:
+            # With the reference's own integer arrays: those of a node are nobody else's business.
+            average = with_floats_of(self.reference, average)
+        got = sum(weights.get(name, 0.0) for name in receivers)
+        share = got / sum(weights.values()) if 0 < got < sum(weights.values()) else 1.0
+        encoded = encode_average(average, self.reference, form, self.left_over, share)
         parcel = Parcel(self.reference_version, encoded.packed)
         state = dataclasses.replace(
             self,

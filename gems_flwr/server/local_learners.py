@@ -17,8 +17,8 @@ Decided here:
   is delivered. Without it the result is the last average that there was.
 - With `compress` models travel as differences to the reference, which all nodes have, in both
   directions. Nodes and server go on with the average as it was rounded; what rounding takes is
-  added to later messages, on either side. The initial model is rounded to half precision, and
-  whoever lacks the reference gets models whole.
+  added to later messages, on either side. The initial model is rounded to half precision, what that
+  takes is added to the first average, and whoever lacks the reference gets models whole.
 - What the nodes' own handlers report (a ``train_loss``) is averaged as in Flower and stands beside
   the protocol's metrics; one that is called like one of those gets the prefix ``client/``.
 """
@@ -39,6 +39,7 @@ from flwr.serverapp import Grid
 from gems_flwr.averaging.byte_budget import ByteLedger, Sent
 from gems_flwr.averaging.means import with_floats_of
 from gems_flwr.averaging.synchronisation import Coordinator, Synchronisation
+from gems_flwr.compression.average_coding import left_by_halving
 from gems_flwr.compression.difference_coding import encode_whole, halved
 from gems_flwr.errors import OptionError, RoundFailedError
 from gems_flwr.server.client_metrics import beside, mean_reports
@@ -213,16 +214,20 @@ class LearnerRound:
         self.arrays = state.arrays
         self.before = self.tally = Tally.from_details(state.details)
         self.outvoted = Outvoted.from_details(state.details)
-        self.learners = LearnerState.from_memory(state.memory) or LearnerState(
-            strategy.run_name,
-            Coordinator(state.arrays if strategy.compress == "float32" else halved(state.arrays)),
-        )
+        self.learners = LearnerState.from_memory(state.memory) or self._first_state()
         nodes = strategy.choose_nodes(server_round, grid, 1.0, TRAIN)
         self.ids = {strategy._nodes.name(node): node for node in nodes}
         self.replies: Replies = {}
         if strategy.keeps_ledger:
             self._open_ledger(state)
         self._records: dict[int, ArrayRecord | ConfigRecord] = {}
+
+    def _first_state(self) -> LearnerState:
+        run = self.strategy.run_name
+        if self.strategy.compress == "float32":
+            return LearnerState(run, Coordinator(self.arrays))
+        left_over = left_by_halving(self.arrays)
+        return LearnerState(run, Coordinator(halved(self.arrays)), left_over=left_over)
 
     # --- the steps of a round -------------------------------------------------------------------
 
@@ -335,9 +340,8 @@ class LearnerRound:
     def _settle(self, synchronisation: Synchronisation) -> None:
         form = self.strategy.compress
         if form != "float32":
-            self.learners, synchronisation = self.learners.packed(
-                synchronisation, form, len(self.replies)
-            )
+            weights = {name: self.strategy.weight(reply) for name, reply in self.replies.items()}
+            self.learners, synchronisation = self.learners.packed(synchronisation, form, weights)
         self.learners = self.learners.after(synchronisation)
         self.tally = self.tally.with_synchronisation(self.server_round, synchronisation)
         if synchronisation.average is not None:

@@ -27,7 +27,7 @@ from gems_flwr.receipts import RECEIPTS
 from gems_flwr.runtime.metered_grid import MeteredGrid
 from gems_flwr.server.exchange import Exchange
 from gems_flwr.server.log import is_heard, log_event, log_text, without_clashes
-from gems_flwr.server.model_links import ModelLinks, renamed_links, without_links
+from gems_flwr.server.model_links import ModelLinks, links_without, renamed_links, without_links
 from gems_flwr.server.nodes import Nodes
 from gems_flwr.server.replay import play_despite_replies
 from gems_flwr.server.round_log import RoundLog, owning_its_folder
@@ -136,7 +136,8 @@ class RoundLoop(RoundMethods):
         # Node ids of another run mean nothing in this one.
         self._nodes, self._left = Nodes(), ()
         self._links_name = secrets.token_hex(4)
-        check_compressible(to_numpy(initial_arrays), self.compress)
+        self._like = to_numpy(initial_arrays)
+        check_compressible(self._like, self.compress)
         self.prepare(to_numpy(initial_arrays), num_rounds)
         rounds = num_rounds if self.rounds_needed is None else self.rounds_needed
         round_log = self._open_round_log(initial_arrays)
@@ -158,8 +159,7 @@ class RoundLoop(RoundMethods):
             number, started = state.round + 1, time.perf_counter()
             log_text("", f"[ROUND {number}/{last}]")
             if names := self._nodes.settle(grid):
-                state = self.rename_nodes(state, names)
-                state = dataclasses.replace(state, memory=renamed_links(state.memory, names))
+                state = self._renamed(state, names)
             exchange = Exchange(
                 server_round=number,
                 nodes=self._nodes,
@@ -216,9 +216,12 @@ class RoundLoop(RoundMethods):
 
         def once(now: ServerState) -> RoundOutcome:
             number = exchange.server_round
-            links = self._links = self._new_links(now)
+            links = self._links = self._new_links(number, now)
             now = dataclasses.replace(now, memory=without_links(now.memory))
             outcome = self.play_round(number, now, grid, train_config, evaluate_config)
+            if links is not None:
+                refused = self._exchange.refused
+                links.settle(self, [node for node in self.answered_ids if node not in refused])
             outcome = self._evaluated(number, outcome, evaluate_config, grid)
             if links is None:
                 return outcome
@@ -242,18 +245,33 @@ class RoundLoop(RoundMethods):
             return play({})  # to play it again everybody would have to train again
         return play_despite_replies(play, lambda: self._exchange)
 
-    def _new_links(self, state: ServerState) -> ModelLinks | None:
+    def _new_links(self, server_round: int, state: ServerState) -> ModelLinks | None:
         """Return what nodes have been given before a round, where models are packed."""
         if self.compress == "float32" or self.packs_models:
             return None
-        key = self.record_keys.arrays
-        return ModelLinks.from_memory(state.memory, self.compress, self._links_name, key)
+        return ModelLinks(
+            self.compress,
+            self._links_name,
+            server_round,
+            arrays_key=self.record_keys.arrays,
+            like=self._like,
+        ).recalled(state.memory)
+
+    def _renamed(self, state: ServerState, names: Mapping[str, str]) -> ServerState:
+        """Call nodes by other names in all that is kept from round to round."""
+        own = dataclasses.replace(state, memory=without_links(state.memory))
+        renamed, links = self.rename_nodes(own, names), renamed_links(state.memory, names)
+        return dataclasses.replace(renamed, memory={**renamed.memory, **links})
 
     def _without_leavers(self, state: ServerState) -> ServerState:
         """Return a state that says nothing of those who have left, but for the receipts."""
         self._left = self._nodes.withdrawn
         names = who_left(state.details)
-        return dataclasses.replace(state, details=without_leavers(state.details, names))
+        return dataclasses.replace(
+            state,
+            details=without_leavers(state.details, names),
+            memory=links_without(state.memory, names),
+        )
 
     def _evaluated(
         self, server_round: int, outcome: RoundOutcome, config: ConfigRecord, grid: Grid
@@ -281,6 +299,7 @@ class RoundLoop(RoundMethods):
             strategy=self._name,
             seed=self.seed,
             model=to_numpy(initial_arrays),
+            compress=self.compress,
         )
 
     def _begin(

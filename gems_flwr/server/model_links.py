@@ -9,15 +9,21 @@ whole, its matrices in half precision.
 
 Decided here: nodes that have different models get different messages, and start from models that
 differ by rounding. A model is kept as long as a node has it; beyond `MOST_BYTES` the oldest are
-forgotten, and their nodes get the next one whole. All of it is part of the checkpoint: a resumed
-run goes on with the same digits, if its nodes have kept their state.
+forgotten, and their nodes get the next one whole. Nodes are told which of their models counted, so
+that what rounding took from one that was lost or refused is not added to the next.
+
+All of it is part of the checkpoint: a resumed run goes on with the same digits, if its nodes have
+kept their state. A model's number is a digest of what it was made of, so a node that had got
+further than the checkpoint has the right model or says that it lacks one. That is the case where a
+run is interrupted while nodes evaluate, and replies are not kept: they train once more from a whole
+model, in half precision.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,7 +37,8 @@ from gems_flwr.compression.difference_coding import (
     encode_whole,
     halved,
 )
-from gems_flwr.errors import BadReplyError, CheckpointError
+from gems_flwr.errors import BadReplyError, CheckpointError, describe_fault
+from gems_flwr.server.addressing import add_reason
 from gems_flwr.server.log import log_event
 from gems_flwr.typing import Arrays
 from gems_flwr.wire.compression_messages import (
@@ -40,9 +47,10 @@ from gems_flwr.wire.compression_messages import (
     put_compression,
     take_bases,
 )
+from gems_flwr.wire.fault_reasons import is_without_mod
 from gems_flwr.wire.keys import ARRAYS, MODEL
 from gems_flwr.wire.packed_records import open_packed, pack_bytes, packed_models
-from gems_flwr.wire.records import to_numpy
+from gems_flwr.wire.records import put_instead, to_numpy
 
 if TYPE_CHECKING:
     from gems_flwr.server.round_methods import RoundMethods
@@ -61,23 +69,39 @@ class ModelLinks:
         How differences travel.
     run : str
         A name for the run, so that what nodes keep from another one does not count.
+    server_round : int
+        The round that is played.
     arrays_key : str, default "arrays"
         What the record with the model is called in messages.
+    like : mapping from str to ndarray, optional
+        The initial model. Some servers make other types of numbers (FedAdam goes on in double
+        precision, and counters become floats); nodes keep to those that they began with.
     """
 
-    def __init__(self, form: Form, run: str, arrays_key: str = ARRAYS) -> None:
-        self._form, self._run, self._arrays_key = form, run, arrays_key
-        self._last = 0
-        # By number: the model as nodes have it, and a digest of what it was made of.
+    def __init__(
+        self,
+        form: Form,
+        run: str,
+        server_round: int,
+        *,
+        arrays_key: str = ARRAYS,
+        like: Arrays | None = None,
+    ) -> None:
+        self._form, self._run, self._round = form, run, server_round
+        self._arrays_key, self._like = arrays_key, like or {}
+        # By number, oldest first: the model as nodes have it, and a digest of what it stands for.
         self._models: dict[int, Arrays] = {}
         self._sources: dict[int, str] = {}
-        # By node and key: the number of the model that it has.
+        # By node and key: the number of the model that it has, and the last round in which one of
+        # its own counted.
         self._held: dict[str, dict[str, int]] = {}
+        self._counted: dict[str, dict[str, int]] = {}
         # Of the round under way: what each node was sent, by id; models before they were rounded;
-        # what was encoded for whom.
+        # what was encoded; keys of the models that came, by id.
         self._sent: dict[int, dict[str, int]] = {}
         self._exact: dict[int, Arrays] = {}
-        self._made: dict[tuple[int, str], tuple[int, PackedModel]] = {}
+        self._made: dict[int, PackedModel] = {}
+        self._came: dict[int, set[str]] = {}
         self._digests: dict[int, tuple[ArrayRecord, str]] = {}
 
     def collect(self, strategy: RoundMethods, messages: Iterable[Message]) -> list[Message]:
@@ -100,13 +124,26 @@ class ModelLinks:
                 self._held.pop(strategy.name_of(message.metadata.dst_node_id), None)
                 self._pack(message, strategy.name_of(message.metadata.dst_node_id))
             replies = [r for r in replies if not _lacks_base(r)] + strategy.send(again)
+        unable = [reply for reply in replies if _is_unable(reply)]
+        if len(unable) < len(replies):  # where all are, the loop says so
+            for reply in unable:
+                mods = strategy.mods_needed()
+                add_reason(
+                    reply, f"write ClientApp(mods=[{mods}]), this node's app has no such mod"
+                )
         return [reply for reply in replies if self._open(strategy, reply)]
+
+    def settle(self, strategy: RoundMethods, nodes: Iterable[int]) -> None:
+        """Note whose models of this round have counted, by id."""
+        for node_id in nodes:
+            rounds = dict.fromkeys(self._came.get(node_id, ()), self._round)
+            self._counted.setdefault(strategy.name_of(node_id), {}).update(rounds)
 
     # --- messages -------------------------------------------------------------------------------
 
     def _pack(self, message: Message, node: str) -> None:
         """Replace the models in a message by what the node lacks of them."""
-        content, records = message.content, dict[str, tuple[int, int]]()
+        content, records = message.content, dict[str, tuple[int, int, int]]()
         for key, record in list(content.array_records.items()):
             if key != self._arrays_key and not key.startswith(f"{MODEL}/"):
                 continue
@@ -115,34 +152,43 @@ class ModelLinks:
             if base not in self._models:
                 base = 0
             if base and self._sources[base] == digest:
-                del content[key]
-                records[key] = (base, base)
+                number = base
                 self._note_exact(base, to_numpy(record))
-                continue
-            number, packed = self._encoded(base, record, digest)
-            content[key] = pack_bytes(packed)
-            records[key] = (base, number)
-        self._sent[message.metadata.dst_node_id] = {key: new for key, (_, new) in records.items()}
-        turn = f"{message.metadata.group_id}-{message.metadata.message_type}"
-        put_compression(content, CompressionRequest(self._run, self._form, turn, records))
+                del content[key]
+            else:
+                number = self._encoded(base, record, digest)
+                put_instead(content, key, pack_bytes(self._made[number]))
+            records[key] = (base, number, self._counted.get(node, {}).get(key, 0))
+        sent = {key: number for key, (_, number, _) in records.items()}
+        self._sent[message.metadata.dst_node_id] = sent
+        request = CompressionRequest(self._run, self._form, self._round, records)
+        put_compression(content, request)
 
-    def _encoded(self, base: int, record: ArrayRecord, digest: str) -> tuple[int, PackedModel]:
-        if (base, digest) not in self._made:
+    def _encoded(self, base: int, record: ArrayRecord, digest: str) -> int:
+        """Encode a model for those who have another; return its number."""
+        number = _number_of(self._form, base, digest)
+        if number not in self._made:
             model = to_numpy(record)
             if base:
                 encoded = encode(model, self._models[base], self._form)
                 packed, decoded = encoded.packed, encoded.decoded
             else:
-                decoded = halved(model)
+                decoded = halved(self._as_nodes_have_it(model))
                 packed = encode_whole(decoded)
-            self._last += 1
-            self._models[self._last], self._sources[self._last] = decoded, digest
-            self._note_exact(self._last, model)
-            self._made[base, digest] = self._last, packed
-        return self._made[base, digest]
+            # Taken out first, so that it is the newest.
+            self._models.pop(number, None)
+            self._models[number], self._sources[number] = decoded, digest
+            self._note_exact(number, model)
+            self._made[number] = packed
+        return number
+
+    def _as_nodes_have_it(self, model: Arrays) -> Arrays:
+        return {
+            name: array.astype(self._like[name].dtype, copy=False) if name in self._like else array
+            for name, array in model.items()
+        }
 
     def _note_exact(self, number: int, model: Arrays) -> None:
-        # Some servers go on in double precision (FedAdam); nodes have what they were given first.
         self._exact[number] = {
             name: np.asarray(model[name], array.dtype)
             for name, array in self._models[number].items()
@@ -172,23 +218,35 @@ class ModelLinks:
             return False
         held |= self._sent.get(node_id, {})
         try:
-            self._unpack(reply.content, held)
+            self._came.setdefault(node_id, set()).update(self._unpack(reply.content, held))
         except BadReplyError as error:
             strategy.refuse(node_id, str(error))
             return False
+        except Exception as error:
+            # No reply ends a run, whatever it does to our own code.
+            strategy.refuse(node_id, f"the reply cannot be used: {describe_fault(error)}")
+            return False
         return True
 
-    def _unpack(self, content: RecordDict, held: Mapping[str, int]) -> None:
+    def _unpack(self, content: RecordDict, held: Mapping[str, int]) -> set[str]:
+        """Put arrays in the place of packed models; return the keys that the node had them by."""
         bases, packed = take_bases(content), packed_models(content)
+        if len(packed) > len(held):
+            # Each is as large as a model once it is unpacked, and next to nothing before.
+            raise BadReplyError(
+                f"{len(packed)} packed models came from a node that was given {len(held)}"
+            )
+        by_number = {number: key for key, number in held.items()}
         for key, model in packed.items():
             base = bases.get(key, 0)
-            if base not in held.values():
+            if base not in by_number or base not in self._models:
                 raise BadReplyError(
                     f"the model '{key}' is a difference to number {base}, which this node was not "
-                    f"given; it has {sorted(held.values())}"
+                    f"given; it has {sorted(by_number)}"
                 )
             exact = self._exact.get(base, self._models[base])
-            content[key] = open_packed(model, exact, self._form)
+            put_instead(content, key, open_packed(model, exact, self._form))
+        return {by_number[bases[key]] for key in packed}
 
     # --- between rounds -------------------------------------------------------------------------
 
@@ -196,57 +254,48 @@ class ModelLinks:
         """Return what a checkpoint takes: models that nodes have, newest first up to a limit."""
         used = {number for by_key in self._held.values() for number in by_key.values()}
         kept, size = list[int](), 0
-        for number in sorted(used & self._models.keys(), reverse=True):
+        for number in reversed([number for number in self._models if number in used]):
             size += sum(array.nbytes for array in self._models[number].values())
             if kept and size > MOST_BYTES:
                 break
             kept.append(number)
+        kept.reverse()
         held = {
             node: {key: number for key, number in by_key.items() if number in kept}
             for node, by_key in self._held.items()
         }
         notes = {
-            "form": self._form,
             "run": self._run,
-            "last": self._last,
             "held": held,
+            "counted": self._counted,
             "sources": {str(number): self._sources[number] for number in kept},
         }
-        arrays = {_NOTES: np.frombuffer(json.dumps(notes).encode(), np.uint8)}
+        arrays = {_NOTES: _as_array(notes)}
         for number in kept:
             prefix = f"{_PREFIX}{number}/"
             arrays |= {f"{prefix}{name}": array for name, array in self._models[number].items()}
         return arrays
 
-    @classmethod
-    def from_memory(
-        cls, memory: Arrays, form: Form, run: str, arrays_key: str = ARRAYS
-    ) -> ModelLinks:
-        """Return what `to_memory` wrote; new links, of this run, if there is nothing."""
-        links = cls(form, run, arrays_key)
+    def recalled(self, memory: Arrays) -> ModelLinks:
+        """Go on from what `to_memory` wrote, if there is anything; return the links themselves."""
         if _NOTES not in memory:
-            return links
+            return self
         try:
             notes = json.loads(memory[_NOTES].tobytes())
-            links._run, links._last, links._held = notes["run"], notes["last"], notes["held"]
-            links._sources = {int(number): each for number, each in notes["sources"].items()}
-            models: dict[int, dict[str, NDArray]] = {number: {} for number in links._sources}
+            self._run, self._held, self._counted = notes["run"], notes["held"], notes["counted"]
+            self._sources = {int(number): each for number, each in notes["sources"].items()}
+            models: dict[int, dict[str, NDArray]] = {number: {} for number in self._sources}
             for key, array in memory.items():
                 if key.startswith(_PREFIX) and key != _NOTES:
                     number, _, name = key.removeprefix(_PREFIX).partition("/")
                     models[int(number)][name] = array
-            links._models = dict(models)
+            self._models = dict(models)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"what nodes have been given cannot be read from the checkpoint ({error}); "
                 "start afresh"
             ) from error
-        if notes["form"] != form:
-            raise CheckpointError(
-                f"the checkpoint is of a run with compress={notes['form']!r}, not {form!r}; "
-                "resume with that, or start afresh"
-            )
-        return links
+        return self
 
 
 def without_links(memory: Arrays) -> Arrays:
@@ -255,16 +304,42 @@ def without_links(memory: Arrays) -> Arrays:
 
 
 def renamed_links(memory: Arrays, names: Mapping[str, str]) -> Arrays:
-    """Return a memory in which nodes have what they were given under new names."""
-    if _NOTES not in memory:
+    """Return what nodes have been given, which is all but `without_links`, under new names."""
+    links = {key: array for key, array in memory.items() if key.startswith(_PREFIX)}
+    if _NOTES not in links:
+        return links
+    notes = json.loads(links[_NOTES].tobytes())
+    for kind in ("held", "counted"):
+        notes[kind] = {names.get(node, node): each for node, each in notes[kind].items()}
+    return {**links, _NOTES: _as_array(notes)}
+
+
+def links_without(memory: Arrays, nodes: Collection[str]) -> Arrays:
+    """Return a memory that says nothing of some nodes."""
+    if not nodes or _NOTES not in memory:
         return memory
     notes = json.loads(memory[_NOTES].tobytes())
-    notes["held"] = {names.get(node, node): each for node, each in notes["held"].items()}
-    return {**memory, _NOTES: np.frombuffer(json.dumps(notes).encode(), np.uint8)}
+    for kind in ("held", "counted"):
+        notes[kind] = {node: each for node, each in notes[kind].items() if node not in nodes}
+    return {**memory, _NOTES: _as_array(notes)}
+
+
+def _as_array(notes: Mapping[str, object]) -> NDArray[np.uint8]:
+    return np.frombuffer(json.dumps(notes).encode(), np.uint8)
+
+
+def _number_of(form: Form, base: int, digest: str) -> int:
+    """Return the number of a model that is told as a difference to another one, or whole (0)."""
+    made_of = hashlib.blake2b(f"{form}|{base}|{digest}".encode(), digest_size=6)
+    return int.from_bytes(made_of.digest(), "big") or 1
 
 
 def _lacks_base(reply: Message) -> bool:
     return reply.has_content() and needs_base(reply.content)
+
+
+def _is_unable(reply: Message) -> bool:
+    return reply.has_error() and is_without_mod(reply.error.reason or "")
 
 
 def _again(message: Message, plain: Mapping[int, RecordDict]) -> Message:

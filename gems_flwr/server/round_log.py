@@ -35,6 +35,7 @@ Loop = TypeVar("Loop", bound=LoopSettings)
 P = ParamSpec("P")
 R = TypeVar("R")
 _HISTORY = "rounds.jsonl"
+_PLAIN = "float32"
 
 
 def owning_its_folder(
@@ -91,9 +92,19 @@ class RoundLog:
         The run's seed.
     model : mapping from str to ndarray
         The initial model, for its names and shapes.
+    compress : str
+        How models travel; what is kept of those that nodes have is of no use to another way.
     """
 
-    def __init__(self, folder: str | Path, *, strategy: str, seed: int, model: Arrays) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        strategy: str,
+        seed: int,
+        model: Arrays,
+        compress: str = _PLAIN,
+    ) -> None:
         self.files = Inbox(Path(folder))
         # Of the history on disk: a checkpoint fits one history only.
         self._history = _digest(b"")
@@ -103,6 +114,8 @@ class RoundLog:
             "seed": seed,
             "model": {name: [str(a.dtype), list(a.shape)] for name, a in model.items()},
         }
+        # Said where it is something: files of runs without it are what they always were.
+        self._compress = {} if compress == _PLAIN else {"compress": compress}
 
     def open(self, fresh: Callable[[], ServerState], *, resume: bool) -> ServerState:
         """Return the state to go on from, with a history on disk that fits it.
@@ -149,7 +162,8 @@ class RoundLog:
         if saved is None:
             return None
         groups, meta = saved
-        for key, ours in self._identity.items():
+        meta = {"compress": _PLAIN, **meta}
+        for key, ours in {**self._identity, "compress": _PLAIN, **self._compress}.items():
             if meta.get(key) != ours:
                 raise CheckpointError(
                     f"the checkpoint in {self.files.folder} belongs to a run with {key} "
@@ -204,6 +218,7 @@ class RoundLog:
     def _write_state(self, state: ServerState) -> None:
         meta = {
             **self._identity,
+            **self._compress,
             "round": state.round,
             "details": dict(state.details),
             _HISTORY: self._history.hexdigest(),

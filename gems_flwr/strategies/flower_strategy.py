@@ -21,8 +21,8 @@ from gems_flwr.server.exchange import Answer
 from gems_flwr.server.loop import RoundLoop
 from gems_flwr.server.state import RoundOutcome, ServerState
 from gems_flwr.typing import Arrays
-from gems_flwr.wire.keys import RUN_SEED
-from gems_flwr.wire.model_replies import ModelReply
+from gems_flwr.wire.keys import ARRAYS, RUN_SEED
+from gems_flwr.wire.model_replies import USUAL_KEYS, ModelReply, RecordKeys
 from gems_flwr.wire.records import to_numpy, to_record
 
 # Between the parts of a name in the memory: attribute, kind of container, key.
@@ -72,6 +72,13 @@ class FlowerStrategy(RoundLoop):
     @property
     def _name(self) -> str:
         return type(self.inner).__name__
+
+    @property
+    def record_keys(self) -> RecordKeys:
+        """What the strategy's own messages call the model."""
+        return dataclasses.replace(
+            USUAL_KEYS, arrays=str(getattr(self.inner, "arrayrecord_key", ARRAYS))
+        )
 
     def summary(self) -> None:
         """Log the settings of both."""

@@ -10,8 +10,9 @@ node that
 lacks one
 ============  ===================================================================
 
-Every model that the server hands out has a number. A node keeps the last one that it was given
-under each key.
+Every model that the server hands out has a number, which stands for what it was made of: whoever
+has a model of that number has that model, whatever has become of the server since. A node keeps the
+last one that it was given under each key.
 """
 
 from __future__ import annotations
@@ -41,19 +42,21 @@ class CompressionRequest(JsonRequest):
         Which run this is; what a node keeps from another run does not count.
     form : {"float16", "int8", "int4", "int2"}
         How differences travel.
-    turn : str
-        Which question this is: asked the same twice, a node answers with the same bytes.
-    records : mapping from str to pair of int
+    round : int
+        Which round this is: asked twice in it, a node answers with the same bytes.
+    records : mapping from str to three ints
         By key: number of the model that the one in this message is a difference to (0: it is
         whole), and its own number. Where both are the same the node has it, and it does not travel.
+        And the last round in which a model of this node under that key counted (0: none): what
+        rounding took from one that was lost, or refused, is of no account.
     """
 
     separators: ClassVar[tuple[str, str]] = (",", ":")
 
     run: str
     form: Form
-    turn: str = ""
-    records: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    round: int
+    records: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.check({"form": (self.form in FORMS[1:], f"one of {list(FORMS[1:])}")})

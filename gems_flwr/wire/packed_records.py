@@ -13,7 +13,7 @@ from gems_flwr.compression.difference_coding import Form, PackedModel, decode
 from gems_flwr.errors import BadReplyError
 from gems_flwr.typing import Arrays
 from gems_flwr.wire.keys import CODES, EXACT, LAYOUT, SCALES
-from gems_flwr.wire.records import to_record
+from gems_flwr.wire.records import put_instead, to_record
 
 
 def pack_bytes(packed: PackedModel) -> ConfigRecord:
@@ -68,7 +68,7 @@ def open_packed_reply(content: RecordDict, base: Arrays, form: Form) -> None:
     if len(found) > 1 or content.array_records:
         raise BadReplyError("expected one packed model and no arrays beside it")
     [(key, packed)] = found.items()
-    content[key] = open_packed(packed, base, form)
+    put_instead(content, key, open_packed(packed, base, form))
 
 
 def open_packed(packed: PackedModel, base: Arrays, form: Form) -> ArrayRecord:

@@ -8,7 +8,7 @@ from io import BytesIO
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
@@ -53,6 +53,15 @@ def to_numpy(record: ArrayRecord) -> dict[str, NDArray]:
 def to_record(arrays: Arrays) -> ArrayRecord:
     """Return numpy arrays as an ArrayRecord."""
     return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
+
+
+def put_instead(content: RecordDict, key: str, record: ArrayRecord | ConfigRecord) -> None:
+    """Put a record in the place of another one, of whatever type.
+
+    Flower warns of a record that changes its type, in every message; of a new one it does not.
+    """
+    content.pop(key, None)
+    content[key] = record
 
 
 def only_model(content: RecordDict) -> ArrayRecord:

@@ -84,8 +84,9 @@ class LockstepGrid(InProcessGrid):
         )
         self._references: list[Tensors] = [{}] * count
         self._metrics: list[Mapping[str, float]] = [{}] * count
-        # What rounding has taken from the models that a node sent.
+        # What rounding has taken from models that were averaged, and what it took from the last.
         self._left_over: list[Arrays] = [{}] * count
+        self._left_next: list[Arrays] = [{}] * count
         self._last_sent: SentModel | None = None
         self._last_base: Tensors | None = None
         self._last_tensors: Tensors = {}
@@ -125,6 +126,7 @@ class LockstepGrid(InProcessGrid):
                     weight[number] = tensors[name]
             if request.adopt:
                 self._references[number] = tensors
+            self._left_over[number] = self._left_next[number]
         if reference is not None:
             self._references[number] = self._tensors(reference, number, request)
 
@@ -175,7 +177,7 @@ class LockstepGrid(InProcessGrid):
             return to_record(arrays)
         base = {name: tensor.numpy() for name, tensor in self._references[number].items()}
         encoded = encode(arrays, base, request.compress, self._left_over[number])
-        self._left_over[number] = encoded.left_over
+        self._left_next[number] = encoded.left_over
         return encoded.packed
 
     def _number(self, message: Message) -> int:

@@ -14,6 +14,7 @@ from simulations.command_line import CommandParser, UsageError, run_command
 # Each is a module NAME_cost with a function `report`.
 PARTS = (
     "messages",
+    "compression",
     "spaces",
     "moments",
     "memory",
@@ -40,10 +41,12 @@ def _bench(parts: Sequence[str], quick: bool) -> int:
     unknown = [part for part in parts if part not in PARTS]
     if unknown:
         raise UsageError(f"there is no '{unknown[0]}'; there are {', '.join(PARTS)}")
-    logging.getLogger("flwr").setLevel(logging.ERROR)
     console = Console()
     for part in parts:
-        import_module(f"{__package__}.{part}_cost").report(console, quick)
+        bench = import_module(f"{__package__}.{part}_cost")
+        # After the import: the first one of Flower sets a level of its own.
+        logging.getLogger("flwr").setLevel(logging.ERROR)
+        bench.report(console, quick)
     return 0
 
 

@@ -97,6 +97,8 @@ SEEDED_BYTES = len(',"dp_seeded":true')
     [
         pytest.param("strategy=fedavg rounds=1", False, marks=nightly),
         pytest.param("strategy=dynamic strategy.delta=0.01 rounds=1", False, marks=nightly),
+        # Each message is a new process, and each builds on what the node kept of the last one.
+        ("strategy=fedavg strategy.compress=int8 rounds=2", False),
         pytest.param("strategy=gems_layerwise model=mlp train.epochs=2", False, marks=nightly),
         ("strategy=gems strategy.verify=true", True),
     ],

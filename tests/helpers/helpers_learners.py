@@ -11,12 +11,12 @@ from gems_flwr.wire.model_replies import pack_name
 from gems_flwr.wire.records import to_numpy, to_record
 
 
-def start_model(size=3):
-    return {"w": np.zeros(size), "steps": np.array(0, dtype=np.int64)}
+def start_model(size=3, dtype=np.float64):
+    return {"w": np.zeros(size, dtype), "steps": np.array(0, dtype=np.int64)}
 
 
-def initial(size=3):
-    return to_record(start_model(size))
+def initial(size=3, dtype=np.float64):
+    return to_record(start_model(size, dtype))
 
 
 def walk(node, server_round, size):
@@ -40,7 +40,7 @@ def walking_app(behaviours=None, size=3, calls=None):
             calls.append((node, server_round))
         arrays = to_numpy(message.content["arrays"])
         trained = {
-            "w": arrays["w"] + walk(node, server_round, size),
+            "w": (arrays["w"] + walk(node, server_round, size)).astype(arrays["w"].dtype),
             "steps": arrays["steps"] + 1,
         }
         instead = (behaviours or {}).get((node, server_round))
