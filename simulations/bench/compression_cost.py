@@ -27,7 +27,7 @@ from gems_flwr.wire.records import to_numpy, to_record
 
 # The logistic model on digits, a small network, the CNN: as matrices, and how often each is timed.
 SIZES = {(10, 65): 200, (250, 200): 50, (1000, 1200): 5}
-FORMS: tuple[Form, ...] = ("float16", "int8", "int4")
+FORMS: tuple[Form, ...] = ("float16", "int8", "int4", "int2")
 NODES, ROUNDS = 4, 4
 
 

@@ -12,9 +12,9 @@ from gems_flwr.wire.keys import COMPRESSION, JSON
 from gems_flwr.wire.records import to_numpy, to_record
 
 SIZE = (40, 25)
-FORMS = ["float16", "int8", "int4"]
+FORMS = ["float16", "int8", "int4", "int2"]
 # Half a step of rounding for a difference of at most 1; scales are rounded up by 2^-7.
-HALF_STEP = {"float16": 2.0**-11, "int8": 0.5 / 127 * 1.01, "int4": 0.5 / 7 * 1.01}
+HALF_STEP = {"float16": 2.0**-11, "int8": 0.5 / 127 * 1.01, "int4": 0.5 / 7 * 1.01, "int2": 0.505}
 
 
 def initial(size=SIZE, dtype=np.float32):

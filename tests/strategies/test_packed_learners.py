@@ -27,9 +27,9 @@ from gems_flwr.wire.packed_records import pack_bytes, packed_models
 from gems_flwr.wire.records import to_numpy
 from gems_flwr.wire.requests import AveragingRequest
 
-FORMS = ["float16", "int8", "int4"]
+FORMS = ["float16", "int8", "int4", "int2"]
 # Half a step of rounding for a difference of at most 1; scales are rounded up by 2^-7.
-HALF_STEP = {"float16": 2.0**-11, "int8": 0.5 / 127 * 1.01, "int4": 0.5 / 7 * 1.01}
+HALF_STEP = {"float16": 2.0**-11, "int8": 0.5 / 127 * 1.01, "int4": 0.5 / 7 * 1.01, "int2": 0.505}
 SIZE = (30, 20)
 
 
@@ -173,7 +173,9 @@ def test_a_node_that_is_outvoted_is_outvoted_when_models_are_packed(robust):
 # --- bytes ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("form", "most"), [("float16", 0.54), ("int8", 0.27), ("int4", 0.15)])
+@pytest.mark.parametrize(
+    ("form", "most"), [("float16", 0.54), ("int8", 0.27), ("int4", 0.15), ("int2", 0.08)]
+)
 @pytest.mark.parametrize("strategy", [PeriodicAveraging, DynamicAveraging])
 def test_fifty_thousand_gaussian_weights_take_a_fraction_of_their_bytes(strategy, form, most):
     """Of the first model, which nobody has, half; of all others what their bits say."""
