@@ -164,7 +164,7 @@ def test_a_run_may_stop_when_its_error_is_small(data, tmp_path):
 
 
 def test_a_finished_run_is_read_and_not_made_again(data, tmp_path):
-    first = result(data, tmp_path, "strategy=periodic", "rounds=2")
+    first = json.loads(json.dumps(result(data, tmp_path, "strategy=periodic", "rounds=2")))
     (path,) = tmp_path.rglob("result.json")
     written = path.stat().st_mtime_ns
     assert result(data, tmp_path, "strategy=periodic", "rounds=2") == first
