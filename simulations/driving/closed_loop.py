@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from simulations.driving.driving_loss import Drive
-from simulations.driving.expert import CarState, hold_speed, pursue
+from simulations.driving.expert import SPEED_M_PER_S, CarState, hold_speed, pursue
 from simulations.driving.road import Place, Road, progress_m
 from simulations.driving.sidelines import is_off_road, off_road_steps, road_times
 from simulations.driving.simulator import STEPS_PER_SECOND, Image, Simulator
@@ -90,6 +90,11 @@ class Journey:
         return float(self.progress_m.max()) / self.road.length_m
 
     @property
+    def mean_offset_m(self) -> float:
+        """How far the car was from the centre line, on average; no part of A.4's loss."""
+        return float(np.abs(self.offsets_m[: self.counted_steps]).mean())
+
+    @property
     def counted_steps(self) -> int:
         """Steps that count: until the car was farthest, if it was stuck then; else all."""
         if self.ending == "stuck":
@@ -116,6 +121,8 @@ def drive_track(
     track_seed: int,
     *,
     laps: int = 2,
+    speed_m_per_s: float = SPEED_M_PER_S,
+    noise: ArrayLike = (0.0,),
     with_film: bool = False,
     watch: Watcher | None = None,
 ) -> Journey:
@@ -130,12 +137,17 @@ def drive_track(
         Which track; see `simulations.driving.recording.unseen_track_seed`.
     laps : int
         At least 1.
+    speed_m_per_s : float
+        What the speed is held at.
+    noise : array_like of shape (n,)
+        Disturbances of the steering at the steps, in turn from the start after the last.
     with_film : bool
         Whether `watch` wants pictures for humans.
     watch : callable, optional
         Called before every step with the simulator, the step, the laps so far and the angle.
     """
     rows: list[tuple[float, ...]] = []
+    gusts = np.asarray(noise, dtype=np.float64)
     ending: Ending | None = None
     farthest, farthest_step, off_steps, total = 0.0, 0, 0, 0.0
     with Simulator(track_seed, with_film=with_film) as simulator:
@@ -161,6 +173,9 @@ def drive_track(
             elif step - farthest_step >= STUCK_SECONDS * STEPS_PER_SECOND:
                 ending = "stuck"
             else:
-                simulator.step(angle, *hold_speed(state.speed_m_per_s))
+                simulator.step(
+                    angle + gusts[step % len(gusts)],
+                    *hold_speed(state.speed_m_per_s, speed_m_per_s),
+                )
     table = np.array(rows)
     return Journey(road, ending, table[:, :2], table[:, 2], table[:, 3], table[:, 4:8], table[:, 8])

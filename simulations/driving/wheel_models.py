@@ -128,8 +128,10 @@ def load_models(path: Path) -> dict[str, nn.Module]:
         ValueError,
         RuntimeError,
     ) as error:
+        # Torch goes on to list every weight that does not fit.
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(
-            f"{file} is no model that steers by images of {HEIGHT}×{WIDTH} pixels: {error}"
+            f"{file} is no model that steers by images of {HEIGHT}×{WIDTH} pixels: {reason}"
         ) from error
     return models
 

@@ -11,16 +11,18 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
+from gems_flwr import join_models
 from simulations.config import ConfigError
 from simulations.driving.__main__ import main
-from simulations.driving.closed_loop import Journey, drive_track, expert
+from simulations.driving.closed_loop import Journey, drive_track, expert, straight
+from simulations.driving.drive_command import DriveOptions
 from simulations.driving.recording import unseen_track_seed
 from simulations.driving.road import Road
 from simulations.driving.simulator import HEIGHT, WIDTH
-from simulations.driving.wheel_models import load_model, named_drivers, steering
+from simulations.driving.wheel_models import load_model, load_models, named_drivers, steering
 
 
-def one_number(*, input_shape, classes=1):
+def one_number(*, input_shape, classes=0):
     """Stand in for a network of `simulations.models`: one number out of an image."""
     return nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(input_shape)), 1))
 
@@ -80,6 +82,18 @@ def test_what_does_not_fit_is_named(run_folder):
         load_model(run_folder)
 
 
+def test_a_run_that_kept_every_nodes_model_is_told_apart(run_folder):
+    one = load_model(run_folder).state_dict()
+    both = join_models({"north": one, "south": one})
+    save_file(
+        {name: value.clone() for name, value in both.items()},
+        run_folder / "model.safetensors",
+    )
+    assert len(load_models(run_folder)) == 2
+    with pytest.raises(ConfigError, match="models of 2 nodes"):
+        load_model(run_folder)
+
+
 def test_a_model_with_several_outputs_does_not_steer():
     model = nn.Sequential(nn.Flatten(), nn.Linear(HEIGHT * WIDTH, 3))
     with pytest.raises(ConfigError, match="3 numbers"):
@@ -95,6 +109,63 @@ def test_the_controller_drives_a_lap_without_touching_a_sideline():
     assert (drive.crossings, drive.on_line_seconds) == (0, 0)
     # About 1,000 metres at 20 a second, and the start.
     assert drive.on_road_seconds == pytest.approx(journey.road.length_m / 20, rel=0.05)
+
+
+@pytest.mark.slow
+def test_the_simulator_agrees_on_which_wheels_are_on_the_road():
+    """It keeps for every wheel the tiles of the road that it touches, none on the grass.
+
+    Tiles are straight and a wheel touches with its edge, so within a metre of the sideline both
+    may be right.
+    """
+    seen = {True: 0, False: 0}
+
+    def compare(simulator, step, laps, angle):
+        distances = simulator.road.distances(simulator.state.wheels)
+        for wheel, distance in zip(simulator._env.car.wheels, distances, strict=True):
+            if step and abs(distance - simulator.road.half_width_m) > 1:
+                assert bool(wheel.tiles) == (distance < simulator.road.half_width_m)
+                seen[bool(wheel.tiles)] += 1
+
+    for track in range(2):
+        drive_track(straight, unseen_track_seed(1, track), watch=compare)
+    assert min(seen.values()) > 50
+
+
+@pytest.mark.parametrize(
+    ("options", "culprit"),
+    [({"speed_m_per_s": 0}, "--speed"), ({"noise": 2}, "--noise"), ({"seed": -1}, "--seed")],
+)
+def test_an_option_out_of_range_is_named(options, culprit):
+    with pytest.raises(ConfigError, match=culprit):
+        DriveOptions(**options)
+
+
+def test_without_noise_nobody_disturbs_the_steering():
+    assert not DriveOptions().gusts(0).any()
+    np.testing.assert_array_equal(
+        DriveOptions(noise=1.0).gusts(1), DriveOptions(noise=1.0).gusts(1)
+    )
+
+
+@pytest.mark.slow
+def test_disturbances_move_the_car_and_not_what_the_driver_wants():
+    """Half of full lock to the right all the time leads off a driver that never steers."""
+    journey = drive_track(straight, unseen_track_seed(1, 0), noise=[0.5])
+    assert (journey.angles == 0).all()
+    assert journey.offsets_m[-1] > journey.road.half_width_m
+    assert len(journey.angles) < 150
+
+
+@pytest.mark.slow
+def test_the_speed_is_held():
+    """At 10 metres a second the same two seconds lead less far than at 20."""
+    slow, fast = (
+        drive_track(straight, unseen_track_seed(1, 0), speed_m_per_s=speed).progress_m[100]
+        for speed in (10.0, 20.0)
+    )
+    assert slow == pytest.approx(10 * 2, rel=0.2)
+    assert fast == pytest.approx(20 * 2, rel=0.2)
 
 
 @pytest.mark.slow
@@ -122,7 +193,7 @@ def test_the_time_of_a_car_that_turns_back_ends_where_it_was_farthest():
 
 @pytest.mark.slow
 def test_a_car_that_comes_no_farther_is_stuck_after_five_seconds(monkeypatch):
-    monkeypatch.setattr("simulations.driving.closed_loop.hold_speed", lambda speed: (0.0, 1.0))
+    monkeypatch.setattr("simulations.driving.closed_loop.hold_speed", lambda *speeds: (0.0, 1.0))
     journey = drive_track(expert, unseen_track_seed(1, 0))
     assert journey.ending == "stuck"
     assert 5 * 50 <= len(journey.angles) <= 6 * 50
