@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from simulations.reproduce.papers import driving_figures
 from simulations.reproduce.papers.driven_runs import (
     CROSSINGS,
+    DISTURBED_L_DD,
     L_DD,
     LAPS,
     ON_LINE,
@@ -36,7 +37,7 @@ BEATEN = "share that a dynamic protocol outperforms"
 BESIDE_SERIAL = "L_dd beside serial"
 FULL, QUICK = Roads(tracks=3, laps=2), Roads(tracks=1, laps=1)
 DISTURBED = Roads(tracks=3, laps=1, noise=1.0)
-DISTURBED_L_DD, DISTURBED_LAPS = "L_dd, disturbed (ours)", "laps, disturbed (ours)"
+DISTURBED_LAPS = "laps, disturbed (ours)"
 
 
 def _cells(scope: Scope) -> list[Cell]:
