@@ -53,14 +53,20 @@ class Journey:
         return Drive(self.seconds, 0, 0.0, False)
 
 
+# The largest disturbance of each drive.
+wind = []
+
+
 @pytest.fixture
 def wheel(monkeypatch):
     """Instead of the simulator; counts the drives."""
     driven = []
+    wind.clear()
 
-    def drive_track(driver, seed, *, laps):
+    def drive_track(driver, seed, *, laps, noise):
         angle = driver(closed_loop.Moment(np.zeros((64, 64), np.uint8), None, None, None))
         driven.append((round(angle, 3), seed, laps))
+        wind.append(float(np.abs(noise).max()))
         return Journey(angle)
 
     monkeypatch.setattr(closed_loop, "drive_track", drive_track)
@@ -100,6 +106,23 @@ def test_a_model_drives_once_and_again_when_it_is_another(wheel, tmp_path):
     drive_runs([("run", folder)], Roads(tracks=1, laps=1))
     assert len(wheel) == 2
     assert json.loads((folder / "drives-1-1-0.json").read_text())["learners"][""][0]["laps"] > 0.6
+
+
+def test_disturbed_drives_are_kept_apart_from_the_papers(wheel, tmp_path):
+    folder = run_folder(tmp_path / "run", arrays(0.5))
+    for noise in (0.0, 1.0, 0.0):
+        drive_runs([("run", folder)], Roads(tracks=1, laps=1, noise=noise))
+    assert len(wheel) == 2
+    assert wind[0] == 0
+    assert 0.5 < wind[1] <= 1
+    files = sorted(path.name for path in folder.glob("drives*"))
+    assert files == ["drives-1-1-0-noise-1.json", "drives-1-1-0.json"]
+
+
+def test_where_all_drive_alike_nobody_is_said_to_be_outperformed_or_not():
+    found = findings(("b = 1", 0.0, 100.0), ("Δ = 0.1", 0.0, 20.0), ("serial", 0.0, 0.0))
+    compare_drivers(found)
+    assert not found.of(BEATEN)
 
 
 def findings(*triples):

@@ -9,7 +9,7 @@ import torch
 from helpers_driving import write_tracks
 from rich.console import Console
 
-from gems_flwr import Numbers, RoundRecord
+from gems_flwr import CheckpointError, Numbers, RoundRecord
 from gems_flwr.wire.keys import CORRECT_SHARE_SUM, LOSS_SUM
 from simulations.config import ConfigError, compose_config
 from simulations.data.examples import Examples
@@ -161,6 +161,17 @@ def test_a_run_may_stop_when_its_error_is_small(data, tmp_path):
     done = result(data, tmp_path, *words)
     assert done["rounds"] <= 1
     assert "rmse" in done["details"]["stopped_because"]
+
+
+def test_a_finished_run_is_read_and_not_made_again(data, tmp_path):
+    first = json.loads(json.dumps(result(data, tmp_path, "strategy=periodic", "rounds=2")))
+    (path,) = tmp_path.rglob("result.json")
+    written = path.stat().st_mtime_ns
+    assert result(data, tmp_path, "strategy=periodic", "rounds=2") == first
+    assert path.stat().st_mtime_ns == written
+    path.write_text(path.read_text().replace('"rmse": ', '"rmse": "much", "was": '))
+    with pytest.raises(CheckpointError, match="its 'rmse' is no number"):
+        result(data, tmp_path, "strategy=periodic", "rounds=2")
 
 
 def test_training_on_numbers_is_remembered_too(data, tmp_path):

@@ -33,16 +33,28 @@ if TYPE_CHECKING:
 LEARNERS = 3
 L_DD, TIME_LOST, CROSSINGS, ON_LINE = "L_dd", "time lost", "crossings", "time on the line"
 LAPS = "laps"
+DISTURBED_L_DD = "L_dd, disturbed (ours)"
 _VERSION = 1
 
 
 @dataclass(frozen=True)
 class Roads:
-    """Where models drive: how many tracks that nobody trained on, and how many laps of each."""
+    """Where models drive: how many tracks that nobody trained on, and how many laps of each.
+
+    With `noise` the steering of all models is disturbed alike, by up to this share of full lock, as
+    in recordings; the paper has none.
+    """
 
     tracks: int = 3
     laps: int = 2
     seed: int = 0
+    noise: float = 0.0
+
+    @property
+    def file_name(self) -> str:
+        """What is known of a run's models on these roads."""
+        disturbed = f"-noise-{self.noise:g}" if self.noise else ""
+        return f"drives-{self.tracks}-{self.laps}-{self.seed}{disturbed}.json"
 
 
 def drive_runs(
@@ -108,12 +120,15 @@ def drive_run(folder: Path, roads: Roads) -> dict[str, list[dict[str, Any]]]:
     import torch
 
     from simulations.driving.closed_loop import by_image, drive_track
+    from simulations.driving.drive_command import DriveOptions
     from simulations.driving.recording import unseen_track_seed
     from simulations.driving.wheel_models import MODEL_FILE, load_models, steering
 
     digest = hashlib.blake2b((folder / MODEL_FILE).read_bytes(), digest_size=8).hexdigest()
     about = {"version": _VERSION, "model": digest, **asdict(roads)}
-    file = folder / f"drives-{roads.tracks}-{roads.laps}-{roads.seed}.json"
+    if not roads.noise:
+        del about["noise"]
+    file = folder / roads.file_name
     known = json.loads(file.read_text()) if file.is_file() else {}
     if known.get("about") == about:
         driven: dict[str, list[dict[str, Any]]] = known["learners"]
@@ -124,7 +139,9 @@ def drive_run(folder: Path, roads: Roads) -> dict[str, list[dict[str, Any]]]:
         driven[learner] = []
         for track in range(roads.tracks):
             seed = unseen_track_seed(roads.seed, track)
-            journey = drive_track(by_image(steering(model)), seed, laps=roads.laps)
+            gusts = DriveOptions(seed=roads.seed, noise=roads.noise).gusts(track)
+            driver = by_image(steering(model))
+            journey = drive_track(driver, seed, laps=roads.laps, noise=gusts)
             record = {"ending": journey.ending, "laps": journey.laps, **asdict(journey.drive())}
             driven[learner].append(record)
     write_atomically(file, json.dumps({"about": about, "learners": driven}, indent=1).encode())
