@@ -1,0 +1,155 @@
+"""What compression changes: beside the same protocol without, and beside periodic averaging.
+
+Bytes at equal loss are those of `simulations.reproduce.papers.equal_loss`, taken twice: beside
+periodic averaging as it is in the paper, and, for honesty, with the same compression on both
+sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from simulations.report.tables import TextTable
+from simulations.reproduce.papers.equal_loss import (
+    AT_EQUAL_LOSS,
+    BYTES,
+    LOSS,
+    MODELS,
+    compare_with_periodic,
+)
+from simulations.reproduce.papers.findings import Finding, Findings
+from simulations.reproduce.studies.compressed_grid import (
+    ACCURACY,
+    FORMS,
+    PLAIN,
+    QUIET,
+    TEST_LOSS,
+    UP,
+    split_name,
+)
+
+BYTES_BESIDE_PLAIN, LOSS_BESIDE_PLAIN = "bytes beside float32", "loss beside float32"
+SAME_FORM = "bytes beside periodic with the same compression at equal loss"
+
+
+def compare_forms(found: Findings) -> None:
+    """Add all comparisons, seed by seed."""
+    measured = list(found.findings)
+    for quantity, title in (
+        (BYTES, BYTES_BESIDE_PLAIN),
+        (LOSS, LOSS_BESIDE_PLAIN),
+        (TEST_LOSS, LOSS_BESIDE_PLAIN),
+    ):
+        for each in found.of(quantity):
+            protocol, form = split_name(each.method)
+            plain = found.get(each.setting, protocol, quantity)
+            if form != PLAIN and plain is not None:
+                found.add(Finding(each.setting, each.method, title, _ratios(each, plain)))
+    _compare(found, measured, AT_EQUAL_LOSS, lambda method: _is_compared(method, PLAIN))
+    for form in FORMS:
+        same: Callable[[str], bool] = lambda method, form=form: split_name(method)[1] == form
+        _compare(found, measured, SAME_FORM, same)
+
+
+def _is_compared(method: str, form: str) -> bool:
+    """Return whether a method is no periodic averaging of another form."""
+    return not method.startswith("b = ") or split_name(method)[1] == form
+
+
+def _compare(
+    found: Findings, measured: list[Finding], title: str, keep: Callable[[str], bool]
+) -> None:
+    """Add bytes at equal loss among some of the methods."""
+    view = replace(found, findings=[each for each in measured if keep(each.method)])
+    compare_with_periodic(view)
+    for each in view.of(AT_EQUAL_LOSS):
+        found.add(replace(each, quantity=title))
+
+
+def _ratios(above: Finding, below: Finding) -> list[float | None]:
+    pairs = zip(above.by_seed, below.by_seed, strict=True)
+    return [None if a is None or not b else a / b for a, b in pairs]
+
+
+def stream_table(found: Findings) -> TextTable:
+    """Return loss, bytes and their comparisons on the streams."""
+    headings = (
+        *("stream", "protocol", "form", "loss", "loss +", "MB", "of float32", "models"),
+        *("of periodic float32", "of periodic, same form", "up", "quiet", "accuracy"),
+    )
+    rows = []
+    for loss in found.of(LOSS):
+        if loss.values:
+            protocol, form = split_name(loss.method)
+            rows.append((loss.setting, protocol, form, *_numbers(found, loss)))
+    return TextTable.of(headings, rows, names=(0, 1, 2), group_by=0)
+
+
+def _numbers(found: Findings, loss: Finding) -> list[str]:
+    def text(quantity: str, form: str) -> str:
+        return _text(found.get(loss.setting, loss.method, quantity), form)
+
+    def share(quantity: str) -> str:
+        part = found.get(loss.setting, loss.method, quantity)
+        whole = found.get(loss.setting, loss.method, BYTES)
+        if part is None or whole is None:
+            return "–"
+        return f"{part.mean / whole.mean:.1%}"
+
+    more = found.get(loss.setting, loss.method, LOSS_BESIDE_PLAIN)
+    sd = "" if loss.sd is None else f" ± {loss.sd:.1f}"
+    return [
+        f"{loss.mean:.2f}{sd}",
+        "–" if more is None else f"{100 * (more.mean - 1):+.2f} %",
+        text(BYTES, ",.0f"),
+        text(BYTES_BESIDE_PLAIN, ".3f"),
+        text(MODELS, ",.1f"),
+        text(AT_EQUAL_LOSS, ".3f"),
+        text(SAME_FORM, ".2f"),
+        share(UP),
+        share(QUIET),
+        text(ACCURACY, ".4f"),
+    ]
+
+
+def label_table(found: Findings) -> TextTable:
+    """Return loss and bytes of FedAvg by label."""
+    headings = ("model", "form", "test loss over rounds", "loss +", "MB", "of float32", "accuracy")
+    rows = []
+    for loss in found.of(TEST_LOSS):
+        if loss.values:
+            model, form = split_name(loss.method)
+            more = found.get(loss.setting, loss.method, LOSS_BESIDE_PLAIN)
+            rest = [
+                _text(found.get(loss.setting, loss.method, quantity), form_of)
+                for quantity, form_of in (
+                    (BYTES, ",.2f"),
+                    (BYTES_BESIDE_PLAIN, ".3f"),
+                    (ACCURACY, ".4f"),
+                )
+            ]
+            added = "–" if more is None else f"{100 * (more.mean - 1):+.2f} %"
+            rows.append((model, form, f"{loss.mean:.4f}", added, *rest))
+    return TextTable.of(headings, rows, names=(0, 1), group_by=0)
+
+
+def _text(found: Finding | None, form: str) -> str:
+    if found is None:
+        return "–"
+    return f"{found.mean:{form}}" + (f" ({len(found.values)} seeds)" if found.missing else "")
+
+
+def families(found: Findings, setting: str) -> dict[tuple[str, str], list[tuple[float, float, str]]]:
+    """Return MB, loss and short name of a stream's runs, by protocol family and compression."""
+    points: dict[tuple[str, str], list[tuple[float, float, str]]] = {}
+    for loss in found.of(LOSS):
+        sent = found.get(loss.setting, loss.method, BYTES)
+        if loss.setting != setting or not loss.values or sent is None or loss.method == "nosync":
+            continue
+        protocol, form = split_name(loss.method)
+        family, _, option = f", {protocol}".rpartition(", ")
+        family = family.strip(", ") or ("periodic" if option.startswith("b") else "dynamic")
+        points.setdefault((family, form), []).append((sent.mean, loss.mean, option))
+    return points
+
