@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -44,16 +45,19 @@ def draw_compression(streams: Mapping[str, Families], *, subtitle: str) -> Figur
     colours = {each: COLOURS[i % len(COLOURS)] for i, each in enumerate(protocols)}
     markers = {each: MARKERS[i % len(MARKERS)] for i, each in enumerate(forms)}
     lines = {each: _LINES[i % len(_LINES)] for i, each in enumerate(forms)}
+    upper = [Line2D([], [], color=colours[each], lw=3, label=each) for each in protocols]
+    lower = [
+        Line2D([], [], color=DARK, marker=markers[each], ls=lines[each], label=each)
+        for each in forms
+    ]
+    columns = max(len(upper), len(lower))
+    nothing = Line2D([], [], lw=0, label=" ")
+    rows = [row + [nothing] * (columns - len(row)) for row in (upper, lower)]
     figure.legend(
-        handles=[
-            *(Line2D([], [], color=colours[each], lw=3, label=each) for each in protocols),
-            *(
-                Line2D([], [], color=DARK, marker=markers[each], ls=lines[each], label=each)
-                for each in forms
-            ),
-        ],
+        # Legends are filled column by column.
+        handles=[handle for pair in zip(*rows, strict=True) for handle in pair],
         loc="outside lower center",
-        ncols=max(len(protocols), len(forms)),
+        ncols=columns,
         frameon=False,
         fontsize=9.5,
     )
@@ -91,7 +95,7 @@ def _name(axes: Axes, families: Families, colours: Mapping[str, str]) -> None:
         ordered = sorted(points)
         names += [Name(option, x, y, colours[protocol]) for x, y, option in ordered]
         clear += [(x, y) for x, y, _ in ordered]
-        for (x0, y0, _), (x1, y1, _) in zip(ordered, ordered[1:], strict=False):
+        for (x0, y0, _), (x1, y1, _) in pairwise(ordered):
             steps = np.linspace(0, 1, 20)[1:-1]
             clear += [(float(x0 * (x1 / x0) ** t), float(y0 + t * (y1 - y0))) for t in steps]
     place_names(axes, names, clear, size=8)

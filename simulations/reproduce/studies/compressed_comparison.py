@@ -7,7 +7,7 @@ sides.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from simulations.report.tables import TextTable
@@ -31,6 +31,8 @@ from simulations.reproduce.studies.compressed_grid import (
 
 BYTES_BESIDE_PLAIN, LOSS_BESIDE_PLAIN = "bytes beside float32", "loss beside float32"
 SAME_FORM = "bytes beside periodic with the same compression at equal loss"
+# What a protocol's name begins with, and what its colour is called.
+_FAMILIES = {"b": "periodic", "Δ": "dynamic, local", "total": "dynamic, total"}
 
 
 def compare_forms(found: Findings) -> None:
@@ -46,22 +48,19 @@ def compare_forms(found: Findings) -> None:
             plain = found.get(each.setting, protocol, quantity)
             if form != PLAIN and plain is not None:
                 found.add(Finding(each.setting, each.method, title, _ratios(each, plain)))
-    _compare(found, measured, AT_EQUAL_LOSS, lambda method: _is_compared(method, PLAIN))
+    # Beside the paper's periodic averaging; then, form by form, beside a compressed one.
+    paper = [m for m in found.methods() if not m.startswith("b = ") or split_name(m)[1] == PLAIN]
+    _compare(found, measured, AT_EQUAL_LOSS, paper)
     for form in FORMS:
-        same: Callable[[str], bool] = lambda method, form=form: split_name(method)[1] == form
+        same = [method for method in found.methods() if split_name(method)[1] == form]
         _compare(found, measured, SAME_FORM, same)
 
 
-def _is_compared(method: str, form: str) -> bool:
-    """Return whether a method is no periodic averaging of another form."""
-    return not method.startswith("b = ") or split_name(method)[1] == form
-
-
 def _compare(
-    found: Findings, measured: list[Finding], title: str, keep: Callable[[str], bool]
+    found: Findings, measured: Sequence[Finding], title: str, methods: Collection[str]
 ) -> None:
     """Add bytes at equal loss among some of the methods."""
-    view = replace(found, findings=[each for each in measured if keep(each.method)])
+    view = replace(found, findings=[each for each in measured if each.method in methods])
     compare_with_periodic(view)
     for each in view.of(AT_EQUAL_LOSS):
         found.add(replace(each, quantity=title))
@@ -140,7 +139,9 @@ def _text(found: Finding | None, form: str) -> str:
     return f"{found.mean:{form}}" + (f" ({len(found.values)} seeds)" if found.missing else "")
 
 
-def families(found: Findings, setting: str) -> dict[tuple[str, str], list[tuple[float, float, str]]]:
+def families(
+    found: Findings, setting: str
+) -> dict[tuple[str, str], list[tuple[float, float, str]]]:
     """Return MB, loss and short name of a stream's runs, by protocol family and compression."""
     points: dict[tuple[str, str], list[tuple[float, float, str]]] = {}
     for loss in found.of(LOSS):
@@ -148,8 +149,7 @@ def families(found: Findings, setting: str) -> dict[tuple[str, str], list[tuple[
         if loss.setting != setting or not loss.values or sent is None or loss.method == "nosync":
             continue
         protocol, form = split_name(loss.method)
-        family, _, option = f", {protocol}".rpartition(", ")
-        family = family.strip(", ") or ("periodic" if option.startswith("b") else "dynamic")
+        kind, _, option = protocol.rpartition(", ")
+        family = _FAMILIES.get(kind or option[0], kind)
         points.setdefault((family, form), []).append((sent.mean, loss.mean, option))
     return points
-

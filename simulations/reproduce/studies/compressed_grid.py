@@ -64,7 +64,7 @@ class Stream:
 
 
 STREAMS = (
-    Stream("stationary", "mnist_100", (2, 8, 32), (0.1,), (0.3,), _SHORT),
+    Stream("stationary", "mnist_100", (2, 8, 32), (0.3,), (0.3,), _SHORT),
     Stream("drift", "graphical_drift", (4, 16, 64), (0.1,), (0.03, 0.1)),
     Stream(
         "label-skewed",

@@ -1,9 +1,9 @@
-"""Does compression cost anything, and does dynamic averaging still win when everybody compresses?
+"""What compression costs, and what dynamic averaging is worth when everybody compresses.
 
-``python -m simulations.reproduce compressed_streams`` runs periodic and dynamic averaging and FedAvg
-with models in float32, int8 and int4 on a stationary, a drifting and a label-skewed stream, and
-McMahan's FedAvg by label. What is compared is in `compressed_comparison`, what is run in
-`compressed_grid`. Runs are shared with those of the papers and not repeated.
+``python -m simulations.reproduce compressed_streams`` runs periodic and dynamic averaging and the
+paper's FedAvg with models in float32, int8 and int4 on a stationary, a drifting and a label-skewed
+stream, and McMahan's FedAvg by label. What is compared is in `compressed_comparison`, what is run
+in `compressed_grid`. Runs are shared with those of the papers and not repeated.
 ``experiment=mnist_100,mnist_drift`` chooses streams; ``rounds=200`` shortens them.
 """
 
@@ -88,5 +88,5 @@ def draw_findings(found: Findings) -> Figure:
 _CAPTIONS = {
     "Streams": "loss and models per learner; loss +: beside the same protocol in float32; of "
     "periodic: bytes at equal loss, – beyond its runs; up, quiet: shares of the bytes.",
-    "FedAvg by label": "means over all rounds of the loss on test data; accuracy of the last model.",
+    "FedAvg by label": "means over all rounds of the test loss; accuracy of the last model.",
 }
