@@ -28,13 +28,17 @@ _WIDTH, _HEIGHT = 7.6, 4.6
 _LINES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))
 
 
-def draw_compression(streams: Mapping[str, Families], *, subtitle: str) -> Figure:
+def draw_compression(
+    streams: Mapping[str, Families], losses: Mapping[str, str], *, subtitle: str
+) -> Figure:
     """Draw a panel per stream, one below the other.
 
     Parameters
     ----------
     streams : mapping
         By title: bytes in MB, loss and option of every run, by protocol and form.
+    losses : mapping from str to str
+        What the loss of each stream is called.
     subtitle : str
         What holds for all of them.
     """
@@ -81,7 +85,7 @@ def draw_compression(streams: Mapping[str, Families], *, subtitle: str) -> Figur
         label_decades(axes.xaxis, lambda value: f"{value:,g}", subs=(1, 2, 5))
         add_grid(axes)
         axes.set_xlabel("MB in all, up + down")
-        axes.set_ylabel("loss per learner")
+        axes.set_ylabel(losses[title])
         write_heading(axes, f"Loss against bytes: {title}", subtitle)
     for axes, (_, families) in shown:
         _name(axes, families, colours)

@@ -19,6 +19,7 @@ from simulations.reproduce.studies.compressed_comparison import (
     stream_table,
 )
 from simulations.reproduce.studies.compressed_grid import (
+    FINAL_LOSS,
     FORMS,
     LABELS,
     Stream,
@@ -81,6 +82,19 @@ def test_a_loss_beyond_those_of_periodic_averaging_is_compared_with_nothing():
     assert row.cells[8] == row.cells[9] == "–"
 
 
+def test_skewed_streams_are_compared_by_the_loss_on_test_data():
+    """On their own labels learners lose less the less they hear; half of the bytes is read off."""
+    runs = {"b = 2": (0.2, 16.0), "b = 8": (0.4, 4.0), "Δ = 1": (0.3, 4.0)}
+    found = findings(runs)
+    for each in found.findings:
+        each.setting = "label-skewed"
+        each.quantity = {LOSS: FINAL_LOSS}.get(each.quantity, each.quantity)
+    own = {"b = 2": 300.0, "b = 8": 200.0, "Δ = 1": 100.0}
+    found.findings += [Finding("label-skewed", name, LOSS, [value]) for name, value in own.items()]
+    compare_forms(found)
+    assert found.get("label-skewed", "Δ = 1", AT_EQUAL_LOSS).mean == pytest.approx(4 / 8)
+
+
 def test_points_of_a_picture_are_kept_apart_by_protocol_and_compression():
     found = findings(
         {
@@ -133,6 +147,12 @@ def test_a_shortened_stream_with_drifts_still_has_one():
     assert config.rounds == 40
     assert list(config.stream.drift.rounds) == [21]
     assert config.names["dataset"] == "graphical"
+
+
+def test_epochs_are_shortened_more_than_single_batches_are():
+    (first, *_) = chosen_cells([f"experiment={LABELS}", "rounds=80", "evaluate_every=80"])
+    config = compose_config([*first.overrides])
+    assert (config.rounds, config.evaluate_every) == (4, 1)
 
 
 @pytest.mark.slow

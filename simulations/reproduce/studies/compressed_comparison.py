@@ -26,6 +26,7 @@ from simulations.reproduce.studies.compressed_grid import (
     QUIET,
     TEST_LOSS,
     UP,
+    judged_by,
     split_name,
 )
 
@@ -37,15 +38,16 @@ _FAMILIES = {"b": "periodic", "Δ": "dynamic, local", "total": "dynamic, total"}
 
 def compare_forms(found: Findings) -> None:
     """Add all comparisons, seed by seed."""
-    measured = list(found.findings)
+    measured = [*judged_losses(found), *found.of(BYTES)]
+    view = replace(found, findings=[*measured, *found.of(TEST_LOSS)])
     for quantity, title in (
         (BYTES, BYTES_BESIDE_PLAIN),
         (LOSS, LOSS_BESIDE_PLAIN),
         (TEST_LOSS, LOSS_BESIDE_PLAIN),
     ):
-        for each in found.of(quantity):
+        for each in view.of(quantity):
             protocol, form = split_name(each.method)
-            plain = found.get(each.setting, protocol, quantity)
+            plain = view.get(each.setting, protocol, quantity)
             if form != PLAIN and plain is not None:
                 found.add(Finding(each.setting, each.method, title, _ratios(each, plain)))
     # Beside the paper's periodic averaging; then, form by form, beside a compressed one.
@@ -54,6 +56,15 @@ def compare_forms(found: Findings) -> None:
     for form in FORMS:
         same = [method for method in found.methods() if split_name(method)[1] == form]
         _compare(found, measured, SAME_FORM, same)
+
+
+def judged_losses(found: Findings) -> list[Finding]:
+    """Return the losses by which protocols are compared, whichever they are, as `LOSS`."""
+    return [
+        replace(each, quantity=LOSS)
+        for each in found.findings
+        if each.quantity == judged_by(each.setting) and each.values
+    ]
 
 
 def _compare(
@@ -75,13 +86,12 @@ def stream_table(found: Findings) -> TextTable:
     """Return loss, bytes and their comparisons on the streams."""
     headings = (
         *("stream", "protocol", "form", "loss", "loss +", "MB", "of float32", "models"),
-        *("of periodic float32", "of periodic, same form", "up", "quiet", "accuracy"),
+        *("of periodic float32", "of periodic, same form", "up", "quiet", "accuracy", "own loss"),
     )
     rows = []
-    for loss in found.of(LOSS):
-        if loss.values:
-            protocol, form = split_name(loss.method)
-            rows.append((loss.setting, protocol, form, *_numbers(found, loss)))
+    for loss in judged_losses(found):
+        protocol, form = split_name(loss.method)
+        rows.append((loss.setting, protocol, form, *_numbers(found, loss)))
     return TextTable.of(headings, rows, names=(0, 1, 2), group_by=0)
 
 
@@ -97,9 +107,10 @@ def _numbers(found: Findings, loss: Finding) -> list[str]:
         return f"{part.mean / whole.mean:.1%}"
 
     more = found.get(loss.setting, loss.method, LOSS_BESIDE_PLAIN)
-    sd = "" if loss.sd is None else f" ± {loss.sd:.1f}"
+    places = 2 if loss.mean > 10 else 4
+    sd = "" if loss.sd is None else f" ± {loss.sd:.{places}f}"
     return [
-        f"{loss.mean:.2f}{sd}",
+        f"{loss.mean:.{places}f}{sd}",
         "–" if more is None else f"{100 * (more.mean - 1):+.2f} %",
         text(BYTES, ",.0f"),
         text(BYTES_BESIDE_PLAIN, ".3f"),
@@ -109,6 +120,7 @@ def _numbers(found: Findings, loss: Finding) -> list[str]:
         share(UP),
         share(QUIET),
         text(ACCURACY, ".4f"),
+        text(LOSS, ",.2f"),
     ]
 
 
@@ -144,9 +156,9 @@ def families(
 ) -> dict[tuple[str, str], list[tuple[float, float, str]]]:
     """Return MB, loss and short name of a stream's runs, by protocol family and compression."""
     points: dict[tuple[str, str], list[tuple[float, float, str]]] = {}
-    for loss in found.of(LOSS):
+    for loss in judged_losses(found):
         sent = found.get(loss.setting, loss.method, BYTES)
-        if loss.setting != setting or not loss.values or sent is None or loss.method == "nosync":
+        if loss.setting != setting or sent is None or loss.method == "nosync":
             continue
         protocol, form = split_name(loss.method)
         kind, _, option = protocol.rpartition(", ")

@@ -1,30 +1,34 @@
 """The runs of the study `compressed_streams`: protocols × compression on streams, and FedAvg.
 
 Decided here: MNIST's streams have 700 rounds, half of what `mnist_100` has, so that three seeds
-fit into an evening. On the label-skewed stream the last round ends in a full synchronisation, so
-that there is one model of all nodes to be tested: a learner's loss on its own few labels says
-nothing about the others.
+fit into an evening. On the label-skewed stream protocols are judged by the test loss of the average
+with which the last round ends: on its own few labels a learner does best alone, and the more it
+hears of the others, the more it loses there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gems_flwr.compression.difference_coding import Form
 from simulations.config import ConfigError
 from simulations.reproduce.papers.dynamic2018 import READS, TOTAL, alone, dynamic, periodic
-from simulations.reproduce.papers.equal_loss import BYTES
+from simulations.reproduce.papers.equal_loss import BYTES, LOSS
 from simulations.reproduce.papers.spec import Cell
 
 PLAIN: Form = "float32"
 FORMS: tuple[Form, ...] = (PLAIN, "int8", "int4")
 UP, QUIET, ACCURACY = "MB up", "MB of quiet messages", "accuracy"
+# Of the last model, on test data.
+FINAL_LOSS = "loss"
 # What FedAvg without a stream is judged by.
 TEST_LOSS = "test loss over rounds"
 LABELS = "fedavg_labels"
 _SHORT = ("rounds=700", "evaluate_every=700")
 _GENERATED = ("graphical_drift",)
+# Without a stream a round is an epoch: where streams are shortened, it is by fewer rounds.
+_BATCHES_OF_A_ROUND, _FEWEST = 20, 2
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,8 @@ class Stream:
         Thresholds of dynamic averaging: the paper's condition with balancing, and the total one.
     more : tuple of str
         Further overrides.
+    judged_by : str
+        The loss that counts, a name of `run_measures`.
     """
 
     title: str
@@ -51,6 +57,7 @@ class Stream:
     local: tuple[float, ...]
     total: tuple[float, ...]
     more: tuple[str, ...] = ()
+    judged_by: str = LOSS
 
     def protocols(self) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Yield name and overrides of every protocol."""
@@ -69,14 +76,21 @@ STREAMS = (
     Stream(
         "label-skewed",
         "mnist_skewed",
-        (2, 8, 32),
-        (0.3,),
-        (0.3,),
+        (8, 32, 64),
+        (1.0,),
+        (0.3, 1.0),
         (*_SHORT, "strategy.final_sync=true"),
+        FINAL_LOSS,
     ),
 )
 # Only if asked for: it takes as long as the others together.
 FURTHER = (Stream("permuted labels", "mnist_drift", (4, 16, 64), (0.7,), (0.3, 0.7)),)
+
+
+def judged_by(setting: str) -> str:
+    """Return the loss by which protocols on a stream are compared."""
+    chosen = {each.title: each.judged_by for each in (*STREAMS, *FURTHER)}
+    return chosen.get(setting, LOSS)
 
 
 def named(protocol: str, form: str) -> str:
@@ -119,16 +133,24 @@ def _key(word: str) -> str:
     return word.partition("=")[0]
 
 
+def _rounds(overrides: Sequence[str]) -> int | None:
+    """Return how many rounds a stream is to have, if that is said."""
+    said = [word.partition("=")[2] for word in overrides if _key(word) == "rounds"]
+    if said and not said[-1].isdecimal():
+        raise ConfigError(f"rounds must be a whole number of at least 1, got {said[-1]!r}")
+    return int(said[-1]) if said else None
+
+
 def _names(word: str) -> list[str]:
     return word.partition("=")[2].split(",")
 
 
 def _stream_cells(stream: Stream, overrides: Sequence[str]) -> list[Cell]:
     words = [f"experiment={stream.experiment}", *stream.more]
-    rounds = [int(word.partition("=")[2]) for word in overrides if _key(word) == "rounds"]
+    rounds = _rounds(overrides)
     if rounds and "drift" in stream.experiment:
         # However short: with one drift, so that something is seen.
-        words.append(f"stream.drift.rounds=[{rounds[-1] // 2 + 1}]")
+        words.append(f"stream.drift.rounds=[{rounds // 2 + 1}]")
     generated = stream.experiment in _GENERATED
     words += [word for word in overrides if not (generated and _key(word) == "dataset")]
     cells = [
@@ -136,22 +158,25 @@ def _stream_cells(stream: Stream, overrides: Sequence[str]) -> list[Cell]:
             stream.title,
             named(protocol, form),
             (*options, f"strategy.compress={form}", *words),
-            (*READS, UP, QUIET, ACCURACY),
+            (*READS, FINAL_LOSS, UP, QUIET, ACCURACY),
             group=f"{stream.title} {protocol} {form}",
         )
         for protocol, options in stream.protocols()
         for form in FORMS
     ]
     nosync, _ = alone(stream.title, *words)
-    return [*cells, nosync]
+    return [*cells, replace(nosync, reads=cells[0].reads, timeline=False)]
 
 
 def _label_cells(overrides: Sequence[str]) -> list[Cell]:
+    rounds = _rounds(overrides)
+    words = [word for word in overrides if _key(word) not in ("rounds", "evaluate_every")]
+    words += [f"rounds={max(_FEWEST, rounds // _BATCHES_OF_A_ROUND)}"] if rounds else []
     return [
         Cell(
             "FedAvg by label",
             named(model, form),
-            (f"experiment={LABELS}", f"model={model}", f"strategy.compress={form}", *overrides),
+            (f"experiment={LABELS}", f"model={model}", f"strategy.compress={form}", *words),
             (TEST_LOSS, BYTES, UP, ACCURACY),
             group=f"{model} {form}",
         )

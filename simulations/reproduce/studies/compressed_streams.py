@@ -30,7 +30,7 @@ from simulations.reproduce.studies.compressed_comparison import (
     label_table,
     stream_table,
 )
-from simulations.reproduce.studies.compressed_grid import chosen_cells
+from simulations.reproduce.studies.compressed_grid import FINAL_LOSS, chosen_cells, judged_by
 
 NAME = "compressed_streams"
 
@@ -79,14 +79,20 @@ def write_findings(found: Findings, output: Path, console: Console) -> Path:
 def draw_findings(found: Findings) -> Figure:
     """Draw loss against bytes on every stream."""
     streams = {setting: families(found, setting) for setting in found.settings()}
+    names = {setting: judged_by(setting) for setting in streams}
     return draw_compression(
         {setting: points for setting, points in streams.items() if points},
+        {
+            title: "test loss of the average" if name == FINAL_LOSS else name
+            for title, name in names.items()
+        },
         subtitle=f"means over seeds {', '.join(map(str, found.seeds))}",
     )
 
 
 _CAPTIONS = {
-    "Streams": "loss and models per learner; loss +: beside the same protocol in float32; of "
-    "periodic: bytes at equal loss, – beyond its runs; up, quiet: shares of the bytes.",
+    "Streams": "loss (label-skewed: on test data) and models per learner; loss +: beside the same "
+    "protocol in float32; of periodic: bytes at equal loss, – beyond its runs; up, quiet: shares "
+    "of the bytes; own loss: per learner, on its own stream.",
     "FedAvg by label": "means over all rounds of the test loss; accuracy of the last model.",
 }
