@@ -86,7 +86,7 @@ def draw_findings(found: Findings) -> Figure:
             title: "test loss of the average" if name == FINAL_LOSS else name
             for title, name in names.items()
         },
-        subtitle=f"means over seeds {', '.join(map(str, found.seeds))}",
+        subtitle="one seed" if len(found.seeds) == 1 else f"means over {len(found.seeds)} seeds",
     )
 
 
