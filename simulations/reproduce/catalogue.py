@@ -82,6 +82,15 @@ STUDIES: dict[str, Study] = {
             quick=("rounds=2",),
         ),
         Study(
+            name="compressed_streams",
+            about="Does compression cost loss? Protocols in float32, int8 and int4 on three "
+            "streams, bytes at equal loss.",
+            where="Dynamic averaging 2018, Section 5",
+            minutes=250,
+            seeds=3,
+            quick=("rounds=40", "evaluate_every=40"),
+        ),
+        Study(
             name="soak",
             about="Does a long run stay small? Memory over 200 rounds on Ray with failing nodes.",
             minutes=5,
