@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 LEARNERS = 3
 L_DD, TIME_LOST, CROSSINGS, ON_LINE = "L_dd", "time lost", "crossings", "time on the line"
 LAPS = "laps"
-DISTURBED_L_DD = "L_dd, disturbed (ours)"
 _VERSION = 1
 
 

@@ -8,7 +8,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from simulations.report.figures import COLOURS, SOFT, add_grid, new_figure, write_heading
 from simulations.report.frontiers import Point, draw_frontiers
-from simulations.reproduce.papers.driven_runs import DISTURBED_L_DD, L_DD
+from simulations.reproduce.papers.driven_runs import L_DD
 from simulations.reproduce.papers.equal_loss import BYTES
 from simulations.reproduce.papers.findings import Findings
 
@@ -18,34 +18,25 @@ _FAMILIES = {"b =": ("periodic", "-"), "Δ": ("dynamic", "--")}
 
 
 def driving_and_bytes(found: Findings) -> Figure:
-    """Draw L_dd against bytes, again where steering is disturbed if it was, and bytes over time."""
-    titles = {
-        L_DD: ("Driving against communication", "L_dd on unseen tracks; 0 is perfect"),
-        DISTURBED_L_DD: (
-            "The same with disturbed steering",
-            "not in the paper; added because L_dd above tells models apart too little",
-        ),
-    }
-    shown = [quantity for quantity in titles if any(each.values for each in found.of(quantity))]
-    figure = new_figure(4.2 * len(shown) + 4.0, width=7.2)
-    *frontiers, sent = figure.subplots(len(shown) + 1, 1)
-    for axes, quantity in zip(frontiers, shown, strict=True):
-        _draw_drivers(axes, found, quantity)
-        write_heading(axes, *titles[quantity])
+    """Draw L_dd against bytes, and bytes over time."""
+    figure = new_figure(8.2, width=7.2)
+    drivers, sent = figure.subplots(2, 1)
+    _draw_drivers(drivers, found)
+    write_heading(drivers, "Driving against communication", "L_dd on unseen tracks; 0 is perfect")
     _draw_bytes(sent, found)
     return figure
 
 
-def _draw_drivers(axes: Axes, found: Findings, quantity: str) -> None:
+def _draw_drivers(axes: Axes, found: Findings) -> None:
     families: dict[str, list[Point]] = {}
-    for loss in found.of(quantity):
+    for loss in found.of(L_DD):
         sent = found.get(loss.setting, loss.method, BYTES)
         family = _family(loss.method)
         if family is not None and loss.values and sent is not None:
             families.setdefault(family, []).append((sent.mean, loss.mean, loss.method))
     draw_frontiers(axes, families, _plain)
     for method, line in _REFERENCES.items():
-        each = next((f for f in found.of(quantity) if f.method == method and f.values), None)
+        each = next((f for f in found.of(L_DD) if f.method == method and f.values), None)
         if each is not None:
             axes.axhline(each.mean, color=SOFT, ls=line, lw=1.2, label=method)
     # Room below zero for the names of those that drive perfectly.
