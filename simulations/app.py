@@ -24,7 +24,7 @@ from gems_flwr.client.limits import NodeLimits
 from gems_flwr.client.task import Task, TaskSet
 from gems_flwr.client.task_app import task_client_app
 from gems_flwr.server.log import log_event
-from simulations.config import ConfigError, compose_config
+from simulations.config import ConfigError, RunConfig, compose_config
 from simulations.data.own_data import own_folder
 from simulations.experiment.execution import first_score, run_server
 from simulations.experiment.experiment import experiment_of
@@ -64,7 +64,13 @@ def _limits(context: Context) -> NodeLimits:
     return NodeLimits.of_node(config)
 
 
-client_app = task_client_app(_make_task, limits=_limits)
+def _device(context: Context) -> str:
+    """Return where a node computes, as the run's config says."""
+    text = _config_text(str(context.run_config["overrides"]))
+    return RunConfig.from_json(text).backend.device
+
+
+client_app = task_client_app(_make_task, limits=_limits, device=_device)
 
 
 @server_app.main()

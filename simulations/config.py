@@ -26,8 +26,9 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from gems_flwr.devices import check_device
 from gems_flwr.disk.faults import file_fault
-from gems_flwr.errors import GemsError
+from gems_flwr.errors import GemsError, OptionError
 from gems_flwr.secure.secure_sum import SecureSum
 from simulations.experiment.training import TrainOptions
 from simulations.flat_options import flat_strategy, new_form
@@ -78,15 +79,27 @@ class BackendConfig:
     total_cpus: int = 2
     client_cpus: int = 1
     client_gpus: float = 0.0
+    total_gpus: Optional[int] = None  # noqa: UP045
 
     def __post_init__(self) -> None:
         kinds = ("inprocess", "ray", "lockstep")
         _require("backend.kind", self.kind, self.kind in kinds, "inprocess or ray or lockstep")
-        _require("backend.device", self.device, self.device in ("cpu", "cuda"), "cpu or cuda")
+        try:
+            check_device(self.device)
+        except OptionError as error:
+            raise ConfigError(f"backend.{error}") from None
         for name in ("threads", "total_cpus", "client_cpus"):
             value = getattr(self, name)
             _require(f"backend.{name}", value, value >= 1, "at least 1")
         _require("backend.client_gpus", self.client_gpus, self.client_gpus >= 0, "at least 0")
+        least = self.total_gpus is None or self.total_gpus >= 0
+        _require("backend.total_gpus", self.total_gpus, least, "at least 0, or null")
+        if self.kind == "ray" and self.client_gpus > 0 and ":" in self.device:
+            kind = self.device.partition(":")[0]
+            raise ConfigError(
+                f"backend.device={self.device} with client_gpus={self.client_gpus:g}: Ray shows "
+                f"each node its own GPU alone, so write backend.device={kind}"
+            )
 
 
 @dataclass
@@ -155,6 +168,8 @@ class RunConfig:
         """Return a short digest of everything that can change the result."""
         values = {k: v for k, v in asdict(self).items() if k not in _NOT_IN_NAME}
         values["strategy"] = flat_strategy(self.strategy)
+        # How many GPUs there are in all changes no number, as little as who asks for it.
+        del values["backend"]["total_gpus"]
         if values["strategy"].get("converged") is False:
             # What strategy=global was before it had the option, and the papers' rows still are.
             del values["strategy"]["converged"]

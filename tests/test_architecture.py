@@ -139,6 +139,23 @@ def test_what_is_taken_from_flowers_insides_is_there_and_used():
         assert any(re.search(rf"\b{name}\b", text) for text in users), name
 
 
+_ASKS = re.compile(
+    r"torch\.(cuda|mps|xpu|backends\.mps|accelerator)\.|import torch_xla|torch\.device\(['\"](?!cpu)"
+)
+
+
+@pytest.mark.parametrize("path", EVERYTHING, ids=lambda p: str(p.relative_to(ROOT)))
+def test_one_module_decides_on_devices(path):
+    """Nobody else asks PyTorch what there is, nor names another device than the CPU."""
+    text = path.read_text()
+    if path != LIBRARY / "devices.py":
+        assert not _ASKS.search(text)
+
+
+def test_the_module_that_decides_on_devices_asks():
+    assert _ASKS.search((LIBRARY / "devices.py").read_text())
+
+
 def test_nothing_unpickles():
     for path in EVERYTHING:
         text = path.read_text()
@@ -252,7 +269,7 @@ def test_what_a_user_gets_wrong_is_an_error_of_ours(path):
 
 TESTS = ROOT / "tests"
 # What no single room answers for.
-WHOLE = {"battery", "deployment", "simulations"}
+WHOLE = {"battery", "deployment", "device", "simulations"}
 NO_TESTS = {"helpers", "artifacts"}
 
 

@@ -34,7 +34,7 @@ def simulated_client_app(config: RunConfig) -> ClientApp:
     def make_task(context: Context) -> Task | TaskSet:
         return experiment_of(text).task(int(context.node_config["partition-id"]))
 
-    return task_client_app(make_task, limits=UNLIMITED)
+    return task_client_app(make_task, limits=UNLIMITED, device=config.backend.device)
 
 
 def run_on_backend(config: RunConfig, server: Server) -> dict[str, Any]:
@@ -47,11 +47,17 @@ def run_on_backend(config: RunConfig, server: Server) -> dict[str, Any]:
     return run_on_ray(app, config.nodes, config.backend, server)
 
 
+def _gpus(backend: BackendConfig) -> dict[str, int]:
+    """Return what Ray is told of GPUs; without `total_gpus` it counts those that it finds."""
+    return {} if backend.total_gpus is None else {"num_gpus": backend.total_gpus}
+
+
 def run_on_ray(
     app: ClientApp, nodes: int, backend: BackendConfig, server: Server
 ) -> dict[str, Any]:
     """Run on Flower's simulation engine; see `run_on_backend`."""
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    # A node that takes no share of a GPU sees all of them, instead of none.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     from flwr.simulation import run_simulation
 
@@ -78,6 +84,7 @@ def run_on_ray(
                     },
                     "init_args": {
                         "num_cpus": backend.total_cpus,
+                        **_gpus(backend),
                         "log_to_driver": False,
                         "logging_level": "ERROR",
                     },
