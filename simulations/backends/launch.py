@@ -1,8 +1,8 @@
 """Where the nodes of a simulation run.
 
 ``inprocess`` is embedded and starts at once; ``ray`` is Flower's simulation engine. Both run
-the same apps, so one seed gives the same numbers on either. ``lockstep`` has no apps: it trains
-the small models of many nodes at once.
+the same apps, so one seed gives the same numbers on either. ``lockstep`` trains the small models of
+many nodes at once: of streams without any apps, else with the same apps up to where they train.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from gems_flwr.client.task import Task, TaskSet
 from gems_flwr.client.task_app import task_client_app
 from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from simulations.backends.lockstep import LockstepGrid
+from simulations.backends.lockstep_training import LockstepTrainingGrid
 from simulations.config import BackendConfig, RunConfig
 from simulations.experiment.experiment import experiment_of
 
@@ -39,9 +40,12 @@ def simulated_client_app(config: RunConfig) -> ClientApp:
 
 def run_on_backend(config: RunConfig, server: Server) -> dict[str, Any]:
     """Start the nodes, let `server` work with them, and return what it returns."""
-    if config.backend.kind == "lockstep":
+    is_lockstep = config.backend.kind == "lockstep"
+    if is_lockstep and config.stream.is_on:
         return server(LockstepGrid(experiment_of(config.to_json())))
     app = simulated_client_app(config)
+    if is_lockstep:
+        return server(LockstepTrainingGrid(app, config.nodes))
     if config.backend.kind == "inprocess":
         return server(InProcessGrid(app, config.nodes))
     return run_on_ray(app, config.nodes, config.backend, server)

@@ -8,7 +8,8 @@ work number by number, do not notice. Strategies, messages, byte counts and file
 other backends; up to rounding, so are the losses (a test compares them).
 
 What it cannot do is said at once: it is for streams with equal batch sizes and models without
-buffers, and for strategies whose models live on the nodes.
+buffers, and for strategies whose models live on the nodes. Without a stream `backend=lockstep` is
+`simulations.backends.lockstep_training`.
 """
 
 from __future__ import annotations
@@ -269,16 +270,14 @@ def _request(message: Message) -> AveragingRequest:
     request = requested_averaging(message.content)
     if request is None:
         raise ConfigError(
-            "backend=lockstep is for strategies whose models live on the nodes: "
-            "dynamic, periodic, nosync"
+            "backend=lockstep learns from streams with strategies whose models live on the "
+            "nodes: dynamic, periodic, nosync; use backend=inprocess"
         )
     return request
 
 
 def _check(experiment: Experiment, model: nn.Module) -> None:
     stream = experiment.config.stream
-    if not stream.is_on:
-        raise ConfigError("backend=lockstep needs a stream: set stream.batches_per_round")
     if experiment.config.secure:
         raise ConfigError("backend=lockstep has no messages to put masks on: backend=inprocess")
     if stream.rate_spread:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import inspect
@@ -39,6 +38,7 @@ from simulations.data.own_data import read_own_data
 from simulations.data.splits import split_validation
 from simulations.experiment.fixed_lift import LIFT_MEMORY
 from simulations.experiment.linear_optimum import linear_optimum
+from simulations.experiment.model_copies import copy_model
 from simulations.experiment.needs_classes import refuse_without_classes
 from simulations.experiment.remembered import fit_once
 from simulations.experiment.training import TrainOptions, predictions, tensors
@@ -207,7 +207,7 @@ class Experiment:
     def build_model(self) -> nn.Module:
         """Return a model with initial weights that depend on the run's seed only."""
         # Copied, because Hydra takes longer to build a small model than a node to train it.
-        return copy.deepcopy(self._initial_model)
+        return copy_model(self._initial_model)
 
     def fit(
         self, model: nn.Module, examples: Examples, seed: int, proximal_mu: float = 0.0

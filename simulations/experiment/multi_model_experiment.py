@@ -86,8 +86,6 @@ class MultiModelExperiment(Experiment):
                 "multi_model.tasks are for strategy=multi_model, this run has "
                 f"strategy={config.names['strategy']}; set multi_model.tasks=[]"
             )
-        if config.backend.kind == "lockstep":
-            raise ConfigError("backend=lockstep trains one model; use backend=inprocess")
         if config.stream.is_on:
             raise ConfigError(
                 "strategy=multi_model has no streams; set stream.batches_per_round=null"

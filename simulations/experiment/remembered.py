@@ -36,6 +36,7 @@ from gems_flwr.disk.files import write_atomically
 from gems_flwr.errors import DiskError
 from gems_flwr.targets import Target
 from simulations.data.examples import Examples
+from simulations.experiment.joint_training import TrainingOrder, meeting_place
 from simulations.experiment.training import CLASSES, TrainOptions, fit
 
 # What tells nodes which training to do, and `fit` nothing.
@@ -202,16 +203,29 @@ def fit_once(
         schedule["target"] = target
     memory = _memory
     if memory is None or not _shows_all(model):
-        return fit(model, examples, **schedule)
-    key = _key(model, examples, architecture, schedule)
+        return _fit(model, examples, architecture, schedule)
+    # Trained together it comes out the same up to rounding, not to the last bit.
+    together = {} if meeting_place() is None else {"together": True}
+    key = _key(model, examples, architecture, schedule | together)
     outcome = memory.recall(key)
     if outcome is None:
-        metrics = fit(model, examples, **schedule)
+        metrics = _fit(model, examples, architecture, schedule)
         state = {name: each.detach().cpu().clone() for name, each in model.state_dict().items()}
         memory.keep(key, _Outcome(state, dict(metrics)))
         return metrics
     model.load_state_dict(outcome.state)
     return dict(outcome.metrics)
+
+
+def _fit(
+    model: nn.Module, examples: Examples, architecture: str, schedule: dict[str, Any]
+) -> dict[str, float]:
+    """Train together with others, where there is a place for it, or alone."""
+    place = meeting_place()
+    metrics = None
+    if place is not None:
+        metrics = place(TrainingOrder(model, examples, architecture, schedule))
+    return fit(model, examples, **schedule) if metrics is None else metrics
 
 
 def _shows_all(model: nn.Module) -> bool:

@@ -172,7 +172,6 @@ def test_values_out_of_range_are_refused(overrides, words):
     [
         (["multi_model.tasks=[{dataset: faces}]"], "dataset is 'faces'; there are cifar10"),
         (["strategy=fedavg", "multi_model.tasks=[{}]"], "are for strategy=multi_model"),
-        (["backend=lockstep"], "backend=lockstep trains one model"),
         (["stream.batches_per_round=1"], "has no streams"),
         (["nodes=1", "multi_model.lacking=1"], "no node has data for"),
     ],

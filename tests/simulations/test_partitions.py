@@ -24,6 +24,8 @@ from simulations.partitions.partitioners import (
     Partition,
     Quantity,
     Shards,
+    _load,
+    finished,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -306,3 +308,15 @@ def test_label_divisions_do_not_import_the_datasets_library() -> None:
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0
+
+
+@pytest.mark.parametrize(("count", "nodes"), [(103, 7), (60, 6), (11, 11)])
+def test_iid_shares_are_those_of_flowers_partitioner(count: int, nodes: int) -> None:
+    """Flower's own cuts the table into equal runs, of which the first have one row more."""
+    from flwr_datasets.partitioner import IidPartitioner
+
+    labels = balanced(count, 5)
+    order = np.random.default_rng(3).permutation(count)
+    theirs = finished(_load(IidPartitioner(num_partitions=nodes), order, labels, nodes))
+    ours = Iid()(labels, nodes=nodes, classes=5, seed=3)
+    assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))

@@ -287,7 +287,6 @@ def test_lockstep_is_the_same_run_as_with_messages(options, tmp_path):
     ("overrides", "words"),
     [
         (["strategy=fedavg", "stream.batches_per_round=1"], "dynamic, periodic, nosync"),
-        (["strategy=fedavg"], "set stream.batches_per_round"),
         (["strategy=dynamic", "stream.rate_spread=0.5"], "rate_spread=0"),
     ],
 )
