@@ -58,6 +58,7 @@ from gems_flwr.wire.multi_model_requests import (
     vector_of,
     vector_record,
 )
+from gems_flwr.wire.quick_records import records_of
 from gems_flwr.wire.records import only_model, to_numpy
 from gems_flwr.wire.requests import ModelsRequest
 
@@ -292,7 +293,7 @@ class _ModelsMessage:
         trained = only_model(reply.content)
         metrics = {
             key: value
-            for record in reply.content.metric_records.values()
+            for record in records_of(reply.content, MetricRecord).values()
             for key, value in record.items()
             if not isinstance(value, list)
         }
