@@ -116,6 +116,10 @@ if TYPE_CHECKING:
     from gems_flwr.targets import Classes as Classes
     from gems_flwr.targets import Numbers as Numbers
     from gems_flwr.targets import Target as Target
+    from gems_flwr.tracking.live_view import LiveView as LiveView
+    from gems_flwr.tracking.mlflow_tracker import MLflow as MLflow
+    from gems_flwr.tracking.tensorboard_tracker import TensorBoard as TensorBoard
+    from gems_flwr.tracking.wandb_tracker import WandB as WandB
     from gems_flwr.wire.model_replies import ModelReply as ModelReply
     from gems_flwr.wire.requests import Neurons as Neurons
     from gems_flwr.wire.space_requests import Ball as Ball
@@ -188,12 +192,16 @@ _HOMES = {
     # Running, watching and stopping.
     "Callback": "server.settings",
     "InProcessGrid": "runtime.inprocess_grid",
+    "LiveView": "tracking.live_view",
+    "MLflow": "tracking.mlflow_tracker",
     "MeteredGrid": "runtime.metered_grid",
     "PatienceExhausted": "server.stopping",
     "RunResult": "server.state",
     "StopRule": "server.stopping",
+    "TensorBoard": "tracking.tensorboard_tracker",
     "TargetReached": "server.stopping",
     "Traffic": "runtime.metered_grid",
+    "WandB": "tracking.wandb_tracker",
     "join_models": "server.members",
     "split_models": "server.members",
     # Writing a strategy.

@@ -14,7 +14,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any, Optional
 
@@ -37,7 +37,10 @@ from simulations.options import MultiModelConfig, StreamConfig
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "conf"
 GROUPS = ("strategy", "dataset", "partition", "model", "backend")
 # What a run is told for the sake of the person or the machine, not of the result.
-_NOT_IN_NAME = ("data_dir", "progress", "fresh", "label", "wait_seconds", "return_seconds")
+NOT_IN_NAME = (
+    *("data_dir", "progress", "live", "tracking"),
+    *("fresh", "label", "wait_seconds", "return_seconds"),
+)
 # Classes that have moved go by the names that earlier runs know, so that these keep theirs.
 _FORMER_TARGETS = {
     "simulations.partitions.Groups": "simulations.groups.Groups",
@@ -118,6 +121,7 @@ class RunConfig:
     fresh: bool = False
     label: Optional[str] = None  # noqa: UP045
     progress: bool = True
+    live: bool = False
     evaluate_every: int = 1
     stop: StopConfig = field(default_factory=StopConfig)
     stream: StreamConfig = field(default_factory=StreamConfig)
@@ -125,6 +129,7 @@ class RunConfig:
     train: dict[str, Any] = field(default_factory=dict)
     backend: BackendConfig = field(default_factory=BackendConfig)
     secure: dict[str, Any] = field(default_factory=dict)
+    tracking: dict[str, Any] = field(default_factory=dict)
     strategy: dict[str, Any] = field(default_factory=dict)
     dataset: dict[str, Any] = field(default_factory=dict)
     partition: dict[str, Any] = field(default_factory=dict)
@@ -166,7 +171,7 @@ class RunConfig:
 
     def fingerprint(self) -> str:
         """Return a short digest of everything that can change the result."""
-        values = {k: v for k, v in asdict(self).items() if k not in _NOT_IN_NAME}
+        values = {k: v for k, v in asdict(self).items() if k not in NOT_IN_NAME}
         values["strategy"] = flat_strategy(self.strategy)
         # How many GPUs there are in all changes no number, as little as who asks for it.
         del values["backend"]["total_gpus"]
@@ -277,7 +282,16 @@ def compose_config(overrides: Sequence[str]) -> RunConfig:
     """
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONFIG_DIR), version_base=None):
-        return to_run_config(compose("config", list(overrides), return_hydra_config=True))
+        words = without_plus(overrides)
+        return to_run_config(compose("config", words, return_hydra_config=True))
+
+
+def without_plus(overrides: Sequence[str]) -> list[str]:
+    """Return overrides as Hydra wants them: ``+tracking=mlflow`` is what ``tracking=mlflow`` is.
+
+    Hydra insists on a plus for a group that has no default, and refuses it for one that has.
+    """
+    return [each.lstrip("+") if re.match(r"\+{1,2}tracking=", each) else each for each in overrides]
 
 
 def to_run_config(config: DictConfig, choices: Mapping[str, Any] | None = None) -> RunConfig:
@@ -297,6 +311,11 @@ def to_run_config(config: DictConfig, choices: Mapping[str, Any] | None = None) 
     check_options("train", own["train"], TrainOptions)
     if own.get("secure"):
         check_options("secure", own["secure"], SecureSum)
+    for name, tracker in (own.get("tracking") or {}).items():
+        section = f"tracking.{name}"
+        is_one = isinstance(tracker, DictConfig) and "_target_" in tracker
+        _require(section, tracker, is_one, "a tracker, as in +tracking=mlflow")
+        check_options(section, tracker, get_object(tracker["_target_"]))
     for number, rule in enumerate(own["stop"].rules):
         section = f"stop.rules[{number}]"
         _require(section, rule, "_target_" in rule, "an object with a _target_")
@@ -325,7 +344,8 @@ def check_options(group: str, node: DictConfig, target: Callable[..., Any]) -> N
         accepted = inspect.signature(target).parameters
     except ValueError as error:
         raise ConfigError(f"{group}._target_ says nothing of its options: {error}") from error
-    hints = typing.get_type_hints(target)
+    is_plain_class = isinstance(target, type) and not is_dataclass(target)
+    hints = typing.get_type_hints(target.__init__ if is_plain_class else target)  # type: ignore[misc]
     for key, value in node.items():
         name = str(key)
         if name in ("_target_", "_convert_"):

@@ -16,11 +16,12 @@ ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = ROOT / "gems_flwr"
 
 # What may know of Flower; everything else in the library is mathematics.
-SHELL = ("strategies", "server", "client", "runtime", "wire", "__main__.py")
+SHELL = ("strategies", "tracking", "server", "client", "runtime", "wire", "__main__.py")
 # A lower room never imports from a higher one.
 STOREYS = [
     "simulations",
     "gems_flwr.strategies",
+    "gems_flwr.tracking",
     "gems_flwr.server",
     "gems_flwr.client",
     "gems_flwr.runtime",
@@ -84,7 +85,7 @@ def test_no_room_imports_from_a_storey_above(path):
         pytest.skip("not on a storey")
     above = STOREYS[:floor]
     # What runs on a node and what runs on the server share what lies below them, and nothing else.
-    if STOREYS[floor] in ("gems_flwr.strategies", "gems_flwr.server"):
+    if STOREYS[floor] in ("gems_flwr.strategies", "gems_flwr.tracking", "gems_flwr.server"):
         above = [*above, "gems_flwr.client"]
     wrong = [i for i in imports(path) if any((i + ".").startswith(s + ".") for s in above)]
     assert not wrong

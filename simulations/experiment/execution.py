@@ -32,6 +32,7 @@ from gems_flwr.wire.model_replies import single_numbers
 from gems_flwr.wire.records import to_numpy
 from simulations.config import RunConfig, variant_of
 from simulations.experiment.experiment import Experiment
+from simulations.experiment.run_trackers import start_again
 from simulations.experiment.training import torch_threads
 
 RESULT = "result.json"
@@ -95,10 +96,12 @@ def prepare(config: RunConfig, folder: Path) -> None:
     make_folder(folder)
     before, saved = folder / CONFIG, CheckpointFolder(folder)
     if config.fresh or (before.exists() and _is_other(config, before, saved)):
-        saved.clear()
+        start_again(folder)
     with disk_faults(f"remove {folder / RESULT}"):
         (folder / RESULT).unlink(missing_ok=True)
-    resolved = OmegaConf.to_yaml(OmegaConf.create(asdict(config)))
+    # Who watches is no part of the run, and an address may hold a password.
+    kept = {key: value for key, value in asdict(config).items() if key != "tracking"}
+    resolved = OmegaConf.to_yaml(OmegaConf.create(kept))
     write_atomically(before, resolved.encode())
 
 
