@@ -78,6 +78,7 @@ class BackendConfig:
     total_cpus: int = 2
     client_cpus: int = 1
     client_gpus: float = 0.0
+    address: Optional[str] = None  # noqa: UP045
 
     def __post_init__(self) -> None:
         kinds = ("inprocess", "ray", "lockstep")
@@ -87,6 +88,19 @@ class BackendConfig:
             value = getattr(self, name)
             _require(f"backend.{name}", value, value >= 1, "at least 1")
         _require("backend.client_gpus", self.client_gpus, self.client_gpus >= 0, "at least 0")
+        if self.address is not None:
+            self._check_address(self.address)
+
+    def _check_address(self, address: str) -> None:
+        known = address == "auto" or re.fullmatch(r"[^\s/]+:\d{1,5}", address) is not None
+        _require("backend.address", address, known, "auto or host:port, or null")
+        if self.kind != "ray":
+            raise ConfigError(f"backend.address is for backend=ray, got backend.kind={self.kind}")
+        if self.total_cpus != BackendConfig.total_cpus:
+            raise ConfigError(
+                f"backend.total_cpus={self.total_cpus} is for a Ray of this run's own; the cluster "
+                f"at backend.address={address} has the processors that it was started with"
+            )
 
 
 @dataclass
@@ -154,6 +168,8 @@ class RunConfig:
     def fingerprint(self) -> str:
         """Return a short digest of everything that can change the result."""
         values = {k: v for k, v in asdict(self).items() if k not in _NOT_IN_NAME}
+        # Which machines did it makes no other run of it.
+        del values["backend"]["address"]
         values["strategy"] = flat_strategy(self.strategy)
         if values["strategy"].get("converged") is False:
             # What strategy=global was before it had the option, and the papers' rows still are.
