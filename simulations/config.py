@@ -83,6 +83,7 @@ class BackendConfig:
     client_cpus: int = 1
     client_gpus: float = 0.0
     total_gpus: Optional[int] = None  # noqa: UP045
+    address: Optional[str] = None  # noqa: UP045
 
     def __post_init__(self) -> None:
         kinds = ("inprocess", "ray", "lockstep")
@@ -103,6 +104,20 @@ class BackendConfig:
                 f"backend.device={self.device} with client_gpus={self.client_gpus:g}: Ray shows "
                 f"each node its own GPU alone, so write backend.device={kind}"
             )
+        if self.address is not None:
+            self._check_address(self.address)
+
+    def _check_address(self, address: str) -> None:
+        known = address == "auto" or re.fullmatch(r"[^\s/]+:\d{1,5}", address) is not None
+        _require("backend.address", address, known, "auto or host:port, or null")
+        if self.kind != "ray":
+            raise ConfigError(f"backend.address is for backend=ray, got backend.kind={self.kind}")
+        for name in ("total_cpus", "total_gpus"):
+            if (total := getattr(self, name)) != getattr(BackendConfig, name):
+                raise ConfigError(
+                    f"backend.{name}={total} is for a Ray of this run's own; the cluster at "
+                    f"backend.address={address} has what it was started with"
+                )
 
 
 @dataclass
@@ -172,6 +187,8 @@ class RunConfig:
     def fingerprint(self) -> str:
         """Return a short digest of everything that can change the result."""
         values = {k: v for k, v in asdict(self).items() if k not in NOT_IN_NAME}
+        # Which machines did it makes no other run of it.
+        del values["backend"]["address"]
         values["strategy"] = flat_strategy(self.strategy)
         # How many GPUs there are in all changes no number, as little as who asks for it.
         del values["backend"]["total_gpus"]

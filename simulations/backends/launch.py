@@ -20,6 +20,7 @@ from gems_flwr.client.limits import UNLIMITED
 from gems_flwr.client.task import Task, TaskSet
 from gems_flwr.client.task_app import task_client_app
 from gems_flwr.runtime.inprocess_grid import InProcessGrid
+from simulations.backends.cluster import connect, disconnect
 from simulations.backends.lockstep import LockstepGrid
 from simulations.backends.lockstep_training import LockstepTrainingGrid
 from simulations.config import BackendConfig, RunConfig
@@ -65,6 +66,18 @@ def run_on_ray(
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     from flwr.simulation import run_simulation
 
+    if backend.address is None:
+        # Told to be its own, or it would look for one that runs on this machine and join that.
+        init_args: dict[str, Any] = {
+            "address": "local",
+            "num_cpus": backend.total_cpus,
+            **_gpus(backend),
+            "log_to_driver": False,
+            "logging_level": "ERROR",
+        }
+    else:
+        connect(backend)
+        init_args = {}
     results: list[dict[str, Any]] = []
     server_app = ServerApp()
 
@@ -86,18 +99,15 @@ def run_on_ray(
                         "num_cpus": backend.client_cpus,
                         "num_gpus": backend.client_gpus,
                     },
-                    "init_args": {
-                        "num_cpus": backend.total_cpus,
-                        **_gpus(backend),
-                        "log_to_driver": False,
-                        "logging_level": "ERROR",
-                    },
+                    "init_args": init_args,
                 },
             )
     except KeyboardInterrupt:
         # Flower's server thread would go on waiting for replies; what it received is on disk.
         os._exit(130)
     finally:
+        if backend.address is not None:
+            disconnect()
         # Flower puts its folder on the path at every run.
         if python_path is None:
             os.environ.pop("PYTHONPATH", None)
