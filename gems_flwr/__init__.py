@@ -75,6 +75,8 @@ if TYPE_CHECKING:
     from gems_flwr.server.loop import RoundLoop as RoundLoop
     from gems_flwr.server.members import join_models as join_models
     from gems_flwr.server.members import split_models as split_models
+    from gems_flwr.server.model_export import ExportedModel as ExportedModel
+    from gems_flwr.server.model_export import export_model as export_model
     from gems_flwr.server.refine_options import Refine as Refine
     from gems_flwr.server.settings import Callback as Callback
     from gems_flwr.server.state import RoundOutcome as RoundOutcome
@@ -204,6 +206,9 @@ _HOMES = {
     "WandB": "tracking.wandb_tracker",
     "join_models": "server.members",
     "split_models": "server.members",
+    # What one does with the model.
+    "ExportedModel": "server.model_export",
+    "export_model": "server.model_export",
     # Writing a strategy.
     "Answer": "server.exchange",
     "ModelReply": "wire.model_replies",
