@@ -6,8 +6,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.docs-installed
+# An environment of its own: torch_xla goes with one PyTorch.
+XLA_VENV  := .venv-xla
+XLA_STAMP := $(XLA_VENV)/.installed
 
-.PHONY: demo deploy-demo examples test test-fast test-deep test-flower check-readme lint bench docs clean
+.PHONY: demo deploy-demo examples test test-fast test-deep test-device gpu-check test-flower check-readme lint bench docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +19,8 @@ help:
 	@echo "make test         linters, types and the test suite, in minutes"
 	@echo "make test-fast    the tests that take seconds"
 	@echo "make test-deep    what takes longer: killed processes, real deployments, Ray, MNIST, 20,000 fuzz cases"
+	@echo "make test-device  every computation on a second device (torch_xla on the processor), against the CPU"
+	@echo "make gpu-check    the same on a GPU, as a table: DEVICE=cuda (cuda:1, mps, xpu, xla, cpu)"
 	@echo "make test-flower  every release of Flower that the project admits: can it be installed, and what the tests say"
 	@echo "make examples     every example app under flwr run: lines changed, accuracy, bytes, tracebacks"
 	@echo "make check-readme the README's ways to install, each in an empty environment"
@@ -57,6 +62,27 @@ test-fast: $(STAMP)
 test-deep: $(STAMP)
 	@$(BIN)/python -m pytest -m deep -n auto --dist loadgroup --durations=12
 
+$(XLA_STAMP): pyproject.toml
+	@echo "Installing into $(XLA_VENV) (once; some minutes, most of it PyTorch) ..."
+	@test -x $(XLA_VENV)/bin/python || $(PYTHON) -m venv $(XLA_VENV)
+	@$(XLA_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	@$(XLA_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  torch==2.9.0 torchvision==0.24.0 torch_xla==2.9.0 'pytest>=8' 'hypothesis>=6.100' \
+	  'flwr[simulation]==1.41.0' --editable '.[simulations]'
+	@touch $@
+
+# On xla DEVICE needs that environment, everything else the ordinary one.
+DEVICE ?= cuda
+CHECK_STAMP := $(if $(filter xla%,$(DEVICE)),$(XLA_STAMP),$(STAMP))
+
+test-device gpu-check: export PJRT_DEVICE = CPU
+test-device: export GEMS_FLWR_TEST_DEVICE = xla
+test-device: $(XLA_STAMP)
+	@$(XLA_VENV)/bin/python -m pytest tests/device -v --durations=12
+
+gpu-check: $(CHECK_STAMP)
+	@PYTHONPATH=.:tests/helpers $(dir $(CHECK_STAMP))bin/python tests/helpers/device_check.py --device $(DEVICE)
+
 test-flower: $(STAMP)
 	@$(BIN)/python tests/helpers/flower_versions.py
 
@@ -79,4 +105,4 @@ docs: $(DOCS_STAMP)
 	@echo "build/site/index.html"
 
 clean:
-	rm -rf $(VENV) runs build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(XLA_VENV) runs build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -132,8 +132,10 @@ def _crossing(rays: Rays, limits: Tensor, high: Tensor) -> Tensor:
     found = high.clone()
     if rays.activation.below is not None:
         fails = torch.nonzero(rays.deviation(found) > limits)[:, 0]
-        root = _kinked_root(rays.pick(fails), limits[fails], rays.activation.below)
-        found[fails] = torch.minimum(root, high[fails])
+        # Of no ray at all xla has no root.
+        if len(fails):
+            root = _kinked_root(rays.pick(fails), limits[fails], rays.activation.below)
+            found[fails] = torch.minimum(root, high[fails])
     fails = torch.nonzero(rays.deviation(found) > limits)[:, 0]
     if len(fails):
         some = rays.pick(fails)

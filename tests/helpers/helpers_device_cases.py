@@ -3,10 +3,9 @@
 ``tests/device`` compares them with the CPU, and ``make gpu-check`` prints a table of them. Sizes
 are small and shapes few, because xla compiles a program for each shape.
 
-Every case says how far a device may be off, relative to the largest number of an array. Three kinds:
-``SINGLE`` where float32 is trained or searched with (rounding is amplified by steps and sorting),
-``EXACT`` where double precision is kept throughout, ``CHOICES`` for whole numbers. Whole runs send
-numbers through float32 messages and eight-bit moments.
+Every case says how far a device may be off, relative to the largest number of an array: ``EXACT``
+where double precision is kept throughout, ``SINGLE`` where float32 is trained or searched with,
+whose rounding grows with steps, and whole runs, which send float32.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ from simulations.run import run
 from simulations.streams.learning import learn
 
 FEATURES, CLASSES, NODES = 6, 3, 2
-SINGLE, EXACT, CHOICES = 2e-3, 1e-6, 0.0
+SINGLE, EXACT = 1e-4, 1e-8
 
 Numbers = dict[str, Any]
 
@@ -282,14 +281,14 @@ def solved_full(device: str) -> Numbers:
     return {"point": solve_cones([_cone("cpu", rank="full")], ConeOptions(device=device)).point}
 
 
-@case("cones: solved, low rank, balanced", 1e-4)
+@case("cones: solved, low rank, balanced", EXACT)
 def solved_low(device: str) -> Numbers:
     cones = [_cone("cpu", rank=2, min_count=8), _cone("cpu", 48, rank=2, min_count=8)]
     options = ConeOptions(device=device, class_weight="balanced", iterations=40)
     return {"point": solve_cones(cones, options).point}
 
 
-@case("cones: tuned with a public sample", 1e-4)
+@case("cones: tuned with a public sample", EXACT)
 def tuned_cone(device: str) -> Numbers:
     public = blobs(24, seed=4)
     cones, options = [_cone("cpu", rank="full")], ConeOptions(device=device, iterations=60)
@@ -437,17 +436,17 @@ def _merged(device: str, method: str, labels: str = "exact") -> Numbers:
     return {**merged, **told}
 
 
-@case("merging: RegMean", 1e-4)
+@case("merging: RegMean", SINGLE)
 def merged_regmean(device: str) -> Numbers:
     return _merged(device, "regmean")
 
 
-@case("merging: Fisher, drawn labels", 1e-4)
+@case("merging: Fisher, drawn labels", SINGLE)
 def merged_fisher(device: str) -> Numbers:
     return _merged(device, "fisher", "sampled")
 
 
-@case("merging: K-FAC", 1e-4)
+@case("merging: K-FAC", SINGLE)
 def merged_kfac(device: str) -> Numbers:
     return _merged(device, "kfac")
 
@@ -574,7 +573,9 @@ def gems_private(device: str) -> Numbers:
     )
 
 
-@case("a run: LayerwiseGems", SINGLE)
+# On hidden layers the ridge is 1e-5: where the optimum is that flat, features that differ in their
+# last bit end up some 1e-4 apart.
+@case("a run: LayerwiseGems", 2e-3)
 def gems_layerwise(device: str) -> Numbers:
     app = task_client_app(lambda c: _Blobs(int(c.node_config["partition-id"])), device=device)
     strategy = LayerwiseGems(
@@ -598,7 +599,7 @@ def tuned_average(device: str) -> Numbers:
     return _of(strategy.start(InProcessGrid(app, NODES), ArrayRecord(hidden().state_dict())))
 
 
-@case("a run: MergedModels", 1e-3)
+@case("a run: MergedModels", SINGLE)
 def merged_run(device: str) -> Numbers:
     app = ClientApp(mods=[statistics_mod(_node_data, limits=UNLIMITED, device=device)])
 
@@ -629,7 +630,7 @@ def simulated_gems(device: str) -> Numbers:
     return _simulated(device, "strategy=gems", "strategy.space.rank=full", "model=logistic")
 
 
-@case("a simulation: FedAvg on digits", 1e-2)
+@case("a simulation: FedAvg on digits", SINGLE)
 def simulated_average(device: str) -> Numbers:
     options = ["strategy=fedavg", "rounds=1", "model=logistic", "train.batch_size=256"]
     return _simulated(device, *options)

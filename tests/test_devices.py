@@ -1,0 +1,95 @@
+"""Names of devices, what they can do, and randomness that does not depend on them."""
+
+import pytest
+import torch
+from torch import nn
+
+from gems_flwr.device_draws import _DrawsOnCpu, seeded_draws
+from gems_flwr.devices import (
+    check_device,
+    chosen_device,
+    exact,
+    exact_device,
+    has_fused_optimizers,
+    moved,
+    sum_type,
+)
+from gems_flwr.errors import OptionError
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda", "cuda:1", "mps", "xpu:0", "auto"])
+def test_names_that_there_could_be_are_accepted(name):
+    assert check_device(name) == name
+
+
+@pytest.mark.parametrize("name", ["tpu", "cuda:", "cuda:x", "gpu", "", "auto:1"])
+def test_other_names_are_refused_with_those_that_there_are(name):
+    with pytest.raises(OptionError, match="one of cpu, cuda, mps, xpu, xla or auto"):
+        check_device(name)
+
+
+def test_auto_takes_an_accelerator_where_there_is_one(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    assert chosen_device("auto") == CPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert chosen_device("auto") == torch.device("cuda")
+
+
+def test_a_number_beyond_those_that_there_are_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert chosen_device("cuda:1") == torch.device("cuda", 1)
+    with pytest.raises(OptionError, match="there are 2, from cuda:0"):
+        chosen_device("cuda:2")
+
+
+def test_double_precision_is_computed_where_there_is_one():
+    assert exact_device(torch.device("mps")) == CPU
+    assert exact_device(torch.device("cuda")) == torch.device("cuda")
+    assert sum_type(torch.device("mps")) == torch.float32
+    assert sum_type(CPU) == torch.float64
+    assert exact(torch.ones(1)).dtype == torch.float64
+    assert has_fused_optimizers(CPU)
+    assert not has_fused_optimizers(torch.device("mps"))
+
+
+def test_a_model_has_the_same_parameters_after_it_was_moved():
+    """Where they are already; on xla, where `Module.to` makes new ones, SCAFFOLD's case has it."""
+    model = nn.Linear(2, 1)
+    before = list(model.parameters())
+    with moved(model, torch.device("cpu")):
+        assert all(a is b for a, b in zip(before, model.parameters(), strict=True))
+    assert all(a is b for a, b in zip(before, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout(0.4), nn.Dropout1d(0.4), nn.Dropout2d(0.4)])
+def test_masks_are_those_that_dropout_draws_on_the_cpu(layer):
+    """The mask of ones is what dropout multiplies by, so both ways come to the same bits."""
+    x = torch.randn(4, 3, 5, 5) if isinstance(layer, nn.Dropout2d) else torch.randn(4, 3, 5)
+    with seeded_draws(3, CPU):
+        expected = layer(x)
+    with seeded_draws(3, CPU):
+        found = x * layer(torch.ones(x.shape))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_draws_on_a_device_come_from_the_cpus_generator():
+    """On `meta` nothing is computed, but the CPU's generator moves on as if it had drawn."""
+    with seeded_draws(1, CPU):
+        torch.rand(3)
+        expected = torch.rand(1)
+    with seeded_draws(1, CPU), _DrawsOnCpu():
+        torch.rand(3, device=META)
+        assert torch.equal(torch.rand(1), expected)
+
+
+def test_generators_are_as_they_were_afterwards():
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    with seeded_draws(0, CPU):
+        torch.rand(3)
+    assert torch.equal(torch.get_rng_state(), before)
