@@ -37,7 +37,7 @@ from simulations.experiment.training import (
 )
 
 # Of weights that are trained at once, unless few nodes are more: what a processor keeps at hand.
-_CHUNK_BYTES = 4 * 2**20
+_CHUNK_BYTES = 16 * 2**20
 _FEW = 16
 _ACCELERATOR_CHUNK_BYTES = 512 * 2**20
 
