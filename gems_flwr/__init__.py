@@ -75,6 +75,8 @@ if TYPE_CHECKING:
     from gems_flwr.server.loop import RoundLoop as RoundLoop
     from gems_flwr.server.members import join_models as join_models
     from gems_flwr.server.members import split_models as split_models
+    from gems_flwr.server.model_export import ExportedModel as ExportedModel
+    from gems_flwr.server.model_export import export_model as export_model
     from gems_flwr.server.refine_options import Refine as Refine
     from gems_flwr.server.settings import Callback as Callback
     from gems_flwr.server.state import RoundOutcome as RoundOutcome
@@ -116,6 +118,10 @@ if TYPE_CHECKING:
     from gems_flwr.targets import Classes as Classes
     from gems_flwr.targets import Numbers as Numbers
     from gems_flwr.targets import Target as Target
+    from gems_flwr.tracking.live_view import LiveView as LiveView
+    from gems_flwr.tracking.mlflow_tracker import MLflow as MLflow
+    from gems_flwr.tracking.tensorboard_tracker import TensorBoard as TensorBoard
+    from gems_flwr.tracking.wandb_tracker import WandB as WandB
     from gems_flwr.wire.model_replies import ModelReply as ModelReply
     from gems_flwr.wire.requests import Neurons as Neurons
     from gems_flwr.wire.space_requests import Ball as Ball
@@ -188,14 +194,21 @@ _HOMES = {
     # Running, watching and stopping.
     "Callback": "server.settings",
     "InProcessGrid": "runtime.inprocess_grid",
+    "LiveView": "tracking.live_view",
+    "MLflow": "tracking.mlflow_tracker",
     "MeteredGrid": "runtime.metered_grid",
     "PatienceExhausted": "server.stopping",
     "RunResult": "server.state",
     "StopRule": "server.stopping",
+    "TensorBoard": "tracking.tensorboard_tracker",
     "TargetReached": "server.stopping",
     "Traffic": "runtime.metered_grid",
+    "WandB": "tracking.wandb_tracker",
     "join_models": "server.members",
     "split_models": "server.members",
+    # What one does with the model.
+    "ExportedModel": "server.model_export",
+    "export_model": "server.model_export",
     # Writing a strategy.
     "Answer": "server.exchange",
     "ModelReply": "wire.model_replies",

@@ -4,7 +4,8 @@
 (``gems-flwr run --help``). ``submit`` submits a Flower app to a SuperLink, follows its log, and
 ends with a status that tells success from failure. ``aggregate A B -o model.safetensors``
 aggregates space files and ``--remove`` takes a node out again; ``show`` says what one holds,
-``inspect`` what it gives away.
+``inspect`` what it gives away. ``export`` writes a model as ONNX, a torch program or a scikit-learn
+estimator.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from gems_flwr.runtime.app_output import output_for
 from gems_flwr.runtime.flower_cli import COMPLETED, FlowerCli
 from gems_flwr.runtime.ready_simulations import COMMANDS, start_simulations
 from gems_flwr.secure.kept_total import is_total, load_total
+from gems_flwr.server.export_command import add_export
 from gems_flwr.server.leaving_runs import leave_run
 from gems_flwr.spaces.space_files import load_space
 
@@ -128,6 +130,7 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("files", nargs="+", type=Path, help="space files")
     show.set_defaults(run=_show)
     add_inspect(commands)
+    add_export(commands)
 
     submit = commands.add_parser("submit", help="flwr run, follow the log, and tell how it ended")
     submit.add_argument("app", nargs="?", default=".", help="folder of the Flower app")

@@ -12,6 +12,7 @@ is for ``python -m simulations.run``, where no node has data of its own.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import shlex
 from pathlib import Path
@@ -24,10 +25,13 @@ from gems_flwr.client.limits import NodeLimits
 from gems_flwr.client.task import Task, TaskSet
 from gems_flwr.client.task_app import task_client_app
 from gems_flwr.server.log import log_event
-from simulations.config import ConfigError, compose_config
+from gems_flwr.server.settings import Callback
+from gems_flwr.tracking.live_view import LiveView
+from simulations.config import ConfigError, RunConfig, compose_config
 from simulations.data.own_data import own_folder
 from simulations.experiment.execution import first_score, run_server
 from simulations.experiment.experiment import experiment_of
+from simulations.experiment.run_trackers import give_files, trackers_of
 from simulations.results_folder import results_folder
 
 # Where Flower has unpacked this app.
@@ -64,7 +68,13 @@ def _limits(context: Context) -> NodeLimits:
     return NodeLimits.of_node(config)
 
 
-client_app = task_client_app(_make_task, limits=_limits)
+def _device(context: Context) -> str:
+    """Return where a node computes, as the run's config says."""
+    text = _config_text(str(context.run_config["overrides"]))
+    return RunConfig.from_json(text).backend.device
+
+
+client_app = task_client_app(_make_task, limits=_limits, device=_device)
 
 
 @server_app.main()
@@ -75,7 +85,13 @@ def main(grid: Grid, context: Context) -> None:
     name = experiment.config.run_name()
     folder = results_folder(str(context.run_config["output"]), name, bundle=BUNDLE)
     log_event("results", folder=folder)
-    result = run_server(experiment, grid, folder, simulated=False)
+    with contextlib.ExitStack() as stack:
+        trackers = [stack.enter_context(each) for each in trackers_of(experiment.config)]
+        watching: list[Callback] = [*trackers]
+        if experiment.config.live:
+            watching.append(LiveView(name))
+        result = run_server(experiment, grid, folder, watching, simulated=False)
+        give_files(trackers, folder)
     name, value = first_score(result)
     log_event(
         "result",

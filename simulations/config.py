@@ -14,7 +14,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any, Optional
 
@@ -26,8 +26,9 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from gems_flwr.devices import check_device
 from gems_flwr.disk.faults import file_fault
-from gems_flwr.errors import GemsError
+from gems_flwr.errors import GemsError, OptionError
 from gems_flwr.secure.secure_sum import SecureSum
 from simulations.experiment.training import TrainOptions
 from simulations.flat_options import flat_strategy, new_form
@@ -36,7 +37,10 @@ from simulations.options import MultiModelConfig, StreamConfig
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "conf"
 GROUPS = ("strategy", "dataset", "partition", "model", "backend")
 # What a run is told for the sake of the person or the machine, not of the result.
-_NOT_IN_NAME = ("data_dir", "progress", "fresh", "label", "wait_seconds", "return_seconds")
+NOT_IN_NAME = (
+    *("data_dir", "progress", "live", "tracking"),
+    *("fresh", "label", "wait_seconds", "return_seconds"),
+)
 # Classes that have moved go by the names that earlier runs know, so that these keep theirs.
 _FORMER_TARGETS = {
     "simulations.partitions.Groups": "simulations.groups.Groups",
@@ -78,15 +82,42 @@ class BackendConfig:
     total_cpus: int = 2
     client_cpus: int = 1
     client_gpus: float = 0.0
+    total_gpus: Optional[int] = None  # noqa: UP045
+    address: Optional[str] = None  # noqa: UP045
 
     def __post_init__(self) -> None:
         kinds = ("inprocess", "ray", "lockstep")
         _require("backend.kind", self.kind, self.kind in kinds, "inprocess or ray or lockstep")
-        _require("backend.device", self.device, self.device in ("cpu", "cuda"), "cpu or cuda")
+        try:
+            check_device(self.device)
+        except OptionError as error:
+            raise ConfigError(f"backend.{error}") from None
         for name in ("threads", "total_cpus", "client_cpus"):
             value = getattr(self, name)
             _require(f"backend.{name}", value, value >= 1, "at least 1")
         _require("backend.client_gpus", self.client_gpus, self.client_gpus >= 0, "at least 0")
+        least = self.total_gpus is None or self.total_gpus >= 0
+        _require("backend.total_gpus", self.total_gpus, least, "at least 0, or null")
+        if self.kind == "ray" and self.client_gpus > 0 and ":" in self.device:
+            kind = self.device.partition(":")[0]
+            raise ConfigError(
+                f"backend.device={self.device} with client_gpus={self.client_gpus:g}: Ray shows "
+                f"each node its own GPU alone, so write backend.device={kind}"
+            )
+        if self.address is not None:
+            self._check_address(self.address)
+
+    def _check_address(self, address: str) -> None:
+        known = address == "auto" or re.fullmatch(r"[^\s/]+:\d{1,5}", address) is not None
+        _require("backend.address", address, known, "auto or host:port, or null")
+        if self.kind != "ray":
+            raise ConfigError(f"backend.address is for backend=ray, got backend.kind={self.kind}")
+        for name in ("total_cpus", "total_gpus"):
+            if (total := getattr(self, name)) != getattr(BackendConfig, name):
+                raise ConfigError(
+                    f"backend.{name}={total} is for a Ray of this run's own; the cluster at "
+                    f"backend.address={address} has what it was started with"
+                )
 
 
 @dataclass
@@ -105,6 +136,7 @@ class RunConfig:
     fresh: bool = False
     label: Optional[str] = None  # noqa: UP045
     progress: bool = True
+    live: bool = False
     evaluate_every: int = 1
     stop: StopConfig = field(default_factory=StopConfig)
     stream: StreamConfig = field(default_factory=StreamConfig)
@@ -112,6 +144,7 @@ class RunConfig:
     train: dict[str, Any] = field(default_factory=dict)
     backend: BackendConfig = field(default_factory=BackendConfig)
     secure: dict[str, Any] = field(default_factory=dict)
+    tracking: dict[str, Any] = field(default_factory=dict)
     strategy: dict[str, Any] = field(default_factory=dict)
     dataset: dict[str, Any] = field(default_factory=dict)
     partition: dict[str, Any] = field(default_factory=dict)
@@ -153,8 +186,12 @@ class RunConfig:
 
     def fingerprint(self) -> str:
         """Return a short digest of everything that can change the result."""
-        values = {k: v for k, v in asdict(self).items() if k not in _NOT_IN_NAME}
+        values = {k: v for k, v in asdict(self).items() if k not in NOT_IN_NAME}
+        # Which machines did it makes no other run of it.
+        del values["backend"]["address"]
         values["strategy"] = flat_strategy(self.strategy)
+        # How many GPUs there are in all changes no number, as little as who asks for it.
+        del values["backend"]["total_gpus"]
         if values["strategy"].get("converged") is False:
             # What strategy=global was before it had the option, and the papers' rows still are.
             del values["strategy"]["converged"]
@@ -262,7 +299,16 @@ def compose_config(overrides: Sequence[str]) -> RunConfig:
     """
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONFIG_DIR), version_base=None):
-        return to_run_config(compose("config", list(overrides), return_hydra_config=True))
+        words = without_plus(overrides)
+        return to_run_config(compose("config", words, return_hydra_config=True))
+
+
+def without_plus(overrides: Sequence[str]) -> list[str]:
+    """Return overrides as Hydra wants them: ``+tracking=mlflow`` is what ``tracking=mlflow`` is.
+
+    Hydra insists on a plus for a group that has no default, and refuses it for one that has.
+    """
+    return [each.lstrip("+") if re.match(r"\+{1,2}tracking=", each) else each for each in overrides]
 
 
 def to_run_config(config: DictConfig, choices: Mapping[str, Any] | None = None) -> RunConfig:
@@ -282,6 +328,11 @@ def to_run_config(config: DictConfig, choices: Mapping[str, Any] | None = None) 
     check_options("train", own["train"], TrainOptions)
     if own.get("secure"):
         check_options("secure", own["secure"], SecureSum)
+    for name, tracker in (own.get("tracking") or {}).items():
+        section = f"tracking.{name}"
+        is_one = isinstance(tracker, DictConfig) and "_target_" in tracker
+        _require(section, tracker, is_one, "a tracker, as in +tracking=mlflow")
+        check_options(section, tracker, get_object(tracker["_target_"]))
     for number, rule in enumerate(own["stop"].rules):
         section = f"stop.rules[{number}]"
         _require(section, rule, "_target_" in rule, "an object with a _target_")
@@ -310,7 +361,8 @@ def check_options(group: str, node: DictConfig, target: Callable[..., Any]) -> N
         accepted = inspect.signature(target).parameters
     except ValueError as error:
         raise ConfigError(f"{group}._target_ says nothing of its options: {error}") from error
-    hints = typing.get_type_hints(target)
+    is_plain_class = isinstance(target, type) and not is_dataclass(target)
+    hints = typing.get_type_hints(target.__init__ if is_plain_class else target)  # type: ignore[misc]
     for key, value in node.items():
         name = str(key)
         if name in ("_target_", "_convert_"):

@@ -26,6 +26,8 @@ from rich.markup import escape
 from gems_flwr.disk.lock import hold_folder
 from gems_flwr.errors import GemsError
 from gems_flwr.runtime.checkpoint import CheckpointFolder
+from gems_flwr.server.settings import Callback
+from gems_flwr.tracking.live_view import LiveView
 from simulations.backends.launch import run_on_backend
 from simulations.config import (
     CONFIG_DIR,
@@ -34,10 +36,12 @@ from simulations.config import (
     explain,
     to_run_config,
     variant_of,
+    without_plus,
 )
 from simulations.experiment.execution import finished_result, first_score, run_server
 from simulations.experiment.experiment import Experiment, experiment_of
 from simulations.experiment.progress import ProgressBar
+from simulations.experiment.run_trackers import give_files, start_again, trackers_of
 
 
 def run(
@@ -90,15 +94,26 @@ def _run(
     if experiment.keeps_models_on_nodes and saved.load() is not None:
         # Simulated nodes end with their process; without their models it would be another run.
         console.print(f"[dim]{os.path.relpath(folder)}: was interrupted, starts again[/dim]")
-        saved.clear()
-    bar = ProgressBar(_name(config), console)
+        start_again(folder)
+
+    def say(text: str) -> None:
+        console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+    # A tracker that is not installed is said before any node starts.
+    trackers = trackers_of(config, say)
     # Flower's engine lets the server work in a thread of its own, which owns the folder, too.
     here = contextvars.copy_context()
-    with quiet_flower(), bar if config.progress else contextlib.nullcontext():
-        callbacks = [bar] if config.progress else []
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(quiet_flower())
+        callbacks: list[Callback] = [stack.enter_context(tracker) for tracker in trackers]
+        if config.live:
+            callbacks.append(LiveView(_title(config), console=console))
+        elif config.progress:
+            callbacks.append(stack.enter_context(ProgressBar(escape(_title(config)), console)))
         result = run_on_backend(
             config, lambda grid: here.run(run_server, experiment, grid, folder, callbacks)
         )
+        give_files(trackers, folder)
     console.print(_line(config, result, folder), highlight=False, soft_wrap=True)
     return result
 
@@ -119,17 +134,16 @@ def _line(config: RunConfig, result: dict[str, Any], folder: Path) -> str:
     name, value = first_score(result)
     score = "–" if value is None else f"{value:.4f}"
     return (
-        f"[bold]{_name(config):<18}[/bold] {name} {score}  "
+        # A list such as hidden=[50] is no markup.
+        f"[bold]{escape(_title(config)):<18}[/bold] {name} {score}  "
         f"{result['rounds']} rounds  {result['bytes_up'] / 1e6:.3f} MB up  "
         f"{result['bytes_down'] / 1e6:.3f} MB down  {result['seconds']:.1f} s  "
         f"[dim]{os.path.relpath(folder)}[/dim]"
     )
 
 
-def _name(config: RunConfig) -> str:
-    name = config.label or f"{config.names['strategy']} {variant_of(config)}".strip()
-    # A list such as hidden=[50] is no markup.
-    return escape(name)
+def _title(config: RunConfig) -> str:
+    return config.label or f"{config.names['strategy']} {variant_of(config)}".strip()
 
 
 @hydra.main(version_base=None, config_path=str(CONFIG_DIR), config_name="config")
@@ -165,6 +179,7 @@ def main() -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     console = Console(stderr=True)
     _failed.clear()
+    sys.argv[1:] = without_plus(sys.argv[1:])
     try:
         _hydra_main()
     except (HydraException, OmegaConfBaseException, GemsError, OSError) as error:

@@ -16,11 +16,12 @@ ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = ROOT / "gems_flwr"
 
 # What may know of Flower; everything else in the library is mathematics.
-SHELL = ("strategies", "server", "client", "runtime", "wire", "__main__.py")
+SHELL = ("strategies", "tracking", "server", "client", "runtime", "wire", "__main__.py")
 # A lower room never imports from a higher one.
 STOREYS = [
     "simulations",
     "gems_flwr.strategies",
+    "gems_flwr.tracking",
     "gems_flwr.server",
     "gems_flwr.client",
     "gems_flwr.runtime",
@@ -84,7 +85,7 @@ def test_no_room_imports_from_a_storey_above(path):
         pytest.skip("not on a storey")
     above = STOREYS[:floor]
     # What runs on a node and what runs on the server share what lies below them, and nothing else.
-    if STOREYS[floor] in ("gems_flwr.strategies", "gems_flwr.server"):
+    if STOREYS[floor] in ("gems_flwr.strategies", "gems_flwr.tracking", "gems_flwr.server"):
         above = [*above, "gems_flwr.client"]
     wrong = [i for i in imports(path) if any((i + ".").startswith(s + ".") for s in above)]
     assert not wrong
@@ -137,6 +138,23 @@ def test_what_is_taken_from_flowers_insides_is_there_and_used():
     for name in internals.__all__:
         assert hasattr(internals, name)
         assert any(re.search(rf"\b{name}\b", text) for text in users), name
+
+
+_ASKS = re.compile(
+    r"torch\.(cuda|mps|xpu|backends\.mps|accelerator)\.|import torch_xla|torch\.device\(['\"](?!cpu)"
+)
+
+
+@pytest.mark.parametrize("path", EVERYTHING, ids=lambda p: str(p.relative_to(ROOT)))
+def test_one_module_decides_on_devices(path):
+    """Nobody else asks PyTorch what there is, nor names another device than the CPU."""
+    text = path.read_text()
+    if path != LIBRARY / "devices.py":
+        assert not _ASKS.search(text)
+
+
+def test_the_module_that_decides_on_devices_asks():
+    assert _ASKS.search((LIBRARY / "devices.py").read_text())
 
 
 def test_nothing_unpickles():
@@ -252,7 +270,7 @@ def test_what_a_user_gets_wrong_is_an_error_of_ours(path):
 
 TESTS = ROOT / "tests"
 # What no single room answers for.
-WHOLE = {"battery", "deployment", "simulations"}
+WHOLE = {"battery", "deployment", "device", "simulations"}
 NO_TESTS = {"helpers", "artifacts"}
 
 

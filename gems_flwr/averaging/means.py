@@ -52,8 +52,12 @@ def weighted_sum(models: Sequence[Arrays], factors: Sequence[float]) -> dict[str
 
 def _summed(arrays: Sequence[NDArray], factors: Sequence[float]) -> NDArray:
     total = np.asarray(arrays[0] * factors[0])
+    product = np.empty_like(total)
     for array, factor in zip(arrays[1:], factors[1:], strict=True):
-        total += array * factor
+        if array.dtype == arrays[0].dtype and type(factor) is type(factors[0]):
+            total += np.multiply(array, factor, out=product)  # the same, in memory that is there
+        else:
+            total += array * factor
     dtype = arrays[0].dtype
     if dtype.kind in "iub":
         return np.rint(total).astype(dtype)

@@ -16,7 +16,12 @@ from gems_flwr.wire.choice_messages import Counts
 
 
 def judge_candidates(
-    candidates: Sequence[Arrays], output: OutputLayer, samples: Samples, *, by_class: bool
+    candidates: Sequence[Arrays],
+    output: OutputLayer,
+    samples: Samples,
+    *,
+    by_class: bool,
+    device: str | torch.device = "cpu",
 ) -> Counts:
     """Return how good each candidate is.
 
@@ -30,13 +35,15 @@ def judge_candidates(
         Inputs of the layer, and classes, that were held out.
     by_class : bool
         Whether classes are counted apart.
+    device : str or torch.device
+        Where scores are computed.
     """
     groups = output.num_classes if by_class else 1
     group = samples.labels.long() if by_class else torch.zeros_like(samples.labels).long()
     seen = torch.bincount(group, minlength=groups)[:groups]
     right = []
     for candidate in candidates:
-        layer = LayerData(*linear_layer(candidate, output), samples.inputs, samples.labels)
-        hits = class_margins(*layer.scores()).amin(dim=1) > 0
+        layer = LayerData(*linear_layer(candidate, output, device), samples.inputs, samples.labels)
+        hits = (class_margins(*layer.scores()).amin(dim=1) > 0).cpu()
         right.append(torch.bincount(group[hits], minlength=groups)[:groups])
     return Counts(seen.double().numpy(), torch.stack(right).double().numpy())

@@ -62,6 +62,7 @@ from gems_flwr.wire.keys import (
     SERVER_ROUND,
 )
 from gems_flwr.wire.model_replies import instruction_config
+from gems_flwr.wire.quick_records import records_of
 from gems_flwr.wire.records import only_model, to_numpy, to_record
 from gems_flwr.wire.requests import AveragingRequest
 
@@ -247,7 +248,7 @@ def _train(
 def _scalars(reply: Message) -> dict[str, int | float]:
     return {
         key: value
-        for record in reply.content.metric_records.values()
+        for record in records_of(reply.content, MetricRecord).values()
         for key, value in record.items()
         if not isinstance(value, list)
     }

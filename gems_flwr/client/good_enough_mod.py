@@ -39,6 +39,7 @@ from gems_flwr.client.summand_answers import (
     answer_summed_counts,
     answer_summed_loss,
 )
+from gems_flwr.devices import check_device, chosen_device
 from gems_flwr.errors import ModelError
 from gems_flwr.keyword_hints import refuse_keywords
 from gems_flwr.networks.frozen_watch import watch_frozen
@@ -103,6 +104,7 @@ def good_enough_mod(
     activation: nn.Module | None = None,
     limits: NodeLimits | None = None,
     report_leaks: bool = False,
+    device: str = "cpu",
 ) -> Mod:
     """Return a mod that answers the server's requests for good-enough spaces.
 
@@ -128,6 +130,10 @@ def good_enough_mod(
         Whether the node's own log says of every space and gradient what it gives away, as
         ``gems-flwr inspect`` does in full; takes some seconds. ``report-leaks=true`` in the
         ``--node-config`` says so, too. The reply is the same.
+    device : str, default "cpu"
+        Where the mod computes: ``cpu``, ``cuda``, ``mps``, ``xpu`` or ``xla``, with a number where
+        there are several (``cuda:1``), or ``auto``. Models and data go there in chunks, replies
+        come back. Where the handler trains is its own affair.
 
     Examples
     --------
@@ -152,6 +158,7 @@ def good_enough_mod(
     >>> result.details["node_scores"]
     {'0': 1.0, '1': 1.0}
     """
+    check_device(device)
 
     def good_enough(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         content = message.content
@@ -213,7 +220,7 @@ def good_enough_mod(
         seed = derive_seed(_run_seed(message), "space", _round(message), name)
         samples = reader.read(chosen, output)
         shown = (bounds.rank_cap, bounds.mean_rule, bounds.least_in_sums)
-        space = request.build(NodeLayer(weight, bias, samples, seed, *shown))
+        space = request.build(NodeLayer(weight, bias, samples, seed, *shown, device=device))
         bounds.check_release(space)
         packed = pack_space_reply(space, name=name)
         if reports:
@@ -244,6 +251,7 @@ def good_enough_mod(
             bounds,
             name=node_name(context),
             masked=masked_with() > 0,
+            device=device,
         )
         return Message(content, reply_to=message)
 
@@ -267,6 +275,7 @@ def good_enough_mod(
             part("validation", context),
             seed=derive_seed(_run_seed(message), "neurons", server_round, name),
             activation=activation,
+            device=device,
         )
         content = pack_neurons_reply(
             balls, layer=request.layer, server_round=server_round, name=name
@@ -283,7 +292,7 @@ def good_enough_mod(
         received = whole.arrays
         reader, held_out, output = read_output(received, "validation", context)
         whole.check_output(output)
-        score, total = _score(received, output, reader, held_out)
+        score, total = _score(received, output, reader, held_out, device)
         if (layout := requested_layout(message.content)) is not None:
             counts = Counts(np.array([float(total)]), np.array([[float(round(score * total))]]))
             return Message(answer_summed_counts(counts, layout, name=name), reply_to=message)
@@ -311,12 +320,16 @@ def good_enough_mod(
         about = (beside, whole.arrays, output, reader.read(chosen, output))
         if (layout := requested_layout(message.content)) is not None:
             masked = masked_with() > 0
-            content = answer_summed_loss(request, *about, bounds, layout, name=name, masked=masked)
+            content = answer_summed_loss(
+                request, *about, bounds, layout, name=name, masked=masked, device=device
+            )
         elif isinstance(request, GradientRequest):
             tell = partial(report_gradient, node=name) if reports else None
-            content = answer_gradient(request, *about, bounds, name=name, report=tell)
+            content = answer_gradient(
+                request, *about, bounds, name=name, report=tell, device=device
+            )
         else:
-            content = answer_losses(request, *about, name=name)
+            content = answer_losses(request, *about, name=name, device=device)
         return Message(content, reply_to=message)
 
     def choice_reply(
@@ -329,9 +342,8 @@ def good_enough_mod(
             return lacks_backbone(message, context)
         reader, held_out, output = read_output(whole.arrays, "validation", context)
         whole.check_output(output)
-        counts = judge_candidates(
-            candidates, output, reader.read(held_out, output), by_class=request.by_class
-        )
+        samples, by_class = reader.read(held_out, output), request.by_class
+        counts = judge_candidates(candidates, output, samples, by_class=by_class, device=device)
         name = node_name(context)
         if (layout := requested_layout(message.content)) is not None:
             return Message(answer_summed_counts(counts, layout, name=name), reply_to=message)
@@ -374,7 +386,7 @@ def good_enough_mod(
 
     def widths_reply(message: Message, context: Context) -> Message:
         for x, _ in batches(part("validation", context)):
-            try_other_widths(built(), x[:_TRIED_SAMPLES])
+            try_other_widths(built().to(chosen_device(device)), x[:_TRIED_SAMPLES])
             break
         return Message(pack_widths_reply(node_name(context)), reply_to=message)
 
@@ -392,7 +404,7 @@ def good_enough_mod(
     def read_output(
         received: Arrays, name: Part, context: Context
     ) -> tuple[LayerReader, Data, OutputLayer]:
-        reader = LayerReader(received, model() if model else None, layer)
+        reader = LayerReader(received, model() if model else None, layer, device=device)
         chosen = part(name, context)
         output = reader.output_layer(chosen)
         # Of batches that can be had only once, finding the layer has taken some.
@@ -442,10 +454,10 @@ def _check_unchanged(sent: Arrays, trained: Arrays, frozen: Iterable[str]) -> No
 
 
 def _score(
-    arrays: Arrays, output: OutputLayer, reader: LayerReader, held_out: Data
+    arrays: Arrays, output: OutputLayer, reader: LayerReader, held_out: Data, device: str
 ) -> tuple[float, int]:
     """Return the accuracy of a model, and on how many samples."""
     data = reader.read(held_out, output)
-    weight, bias = linear_layer(arrays, output)
+    weight, bias = linear_layer(arrays, output, device)
     scores, labels = LayerData(weight, bias, data.inputs, data.labels).scores()
     return Quality(1.0).score(scores, labels), len(labels)

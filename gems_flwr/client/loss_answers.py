@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import torch
 from flwr.app import RecordDict
 
 from gems_flwr.client.limits import NodeLimits
@@ -30,6 +31,7 @@ def answer_gradient(
     *,
     name: str,
     report: Callable[[LossSums], None] | None = None,
+    device: str | torch.device = "cpu",
 ) -> RecordDict:
     """Return the reply with loss, gradient and curvature of a model.
 
@@ -51,6 +53,8 @@ def answer_gradient(
         The node's.
     report : callable, optional
         Told what is about to leave the node.
+    device : str or torch.device
+        Where to compute.
 
     Raises
     ------
@@ -59,7 +63,8 @@ def answer_gradient(
     """
     layer = scaled_layer(arrays, output, beside.scale)
     weights = request.weights_of(len(layer))
-    sums = loss_sums(samples, layer, beside.scale, weights, by_class=request.by_class)
+    by_class = request.by_class
+    sums = loss_sums(samples, layer, beside.scale, weights, by_class=by_class, device=device)
     bounds.check_gradient(sums.count, sums.fewest, output.features)
     if report is not None:
         report(sums)
@@ -74,13 +79,20 @@ def answer_losses(
     samples: Samples,
     *,
     name: str,
+    device: str | torch.device = "cpu",
 ) -> RecordDict:
     """Return the reply with the losses at the points that a server wants to try."""
     layer = scaled_layer(arrays, output, beside.scale)
-    return pack_losses_reply(losses_at(request, beside, layer, samples), name=name)
+    return pack_losses_reply(losses_at(request, beside, layer, samples, device), name=name)
 
 
-def losses_at(request: LossesRequest, beside: Beside, layer: Float, samples: Samples) -> Float:
+def losses_at(
+    request: LossesRequest,
+    beside: Beside,
+    layer: Float,
+    samples: Samples,
+    device: str | torch.device = "cpu",
+) -> Float:
     """Return the losses at the points that a server wants to try."""
     points = beside.points
     if beside.direction.shape != layer.shape:
@@ -90,7 +102,7 @@ def losses_at(request: LossesRequest, beside: Beside, layer: Float, samples: Sam
     # The layer itself is the first direction: its multiples cost no bytes.
     directions = np.stack([layer, beside.direction])
     weights = request.weights_of(len(layer))
-    return losses_along(samples, layer, directions, points, beside.scale, weights)
+    return losses_along(samples, layer, directions, points, beside.scale, weights, device)
 
 
 def scaled_layer(arrays: Arrays, output: OutputLayer, scale: Float) -> Float:

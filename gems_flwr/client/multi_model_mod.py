@@ -38,6 +38,7 @@ from gems_flwr.client.several_data import (
     counted_holdings,
     cross_entropy_loss,
 )
+from gems_flwr.devices import check_device
 from gems_flwr.errors import ModelError, OptionError, OutdatedMessageError, describe_fault
 from gems_flwr.runtime.flower_internals import ClientAppCallable, Mod
 from gems_flwr.wire.asking import requested_models, wants_name
@@ -57,6 +58,7 @@ from gems_flwr.wire.multi_model_requests import (
     vector_of,
     vector_record,
 )
+from gems_flwr.wire.quick_records import records_of
 from gems_flwr.wire.records import only_model, to_numpy
 from gems_flwr.wire.requests import ModelsRequest
 
@@ -70,6 +72,7 @@ def multi_model_mod(
     holdings: Callable[[Context], Mapping[str, int]] | None = None,
     capacity: Callable[[Context], int] = lambda _: 1,
     loss: Loss | None = None,
+    device: str = "cpu",
 ) -> Mod:
     """Return a mod for nodes with several models; see the module's docstring.
 
@@ -90,6 +93,8 @@ def multi_model_mod(
         Gets the context, a model's name and its arrays; returns the model's mean loss on the
         node's training data, at least 0; with `data`, the cross entropy by default. Only rules
         that ask for losses need it, such as ``sampling="lvr"``.
+    device : str, default "cpu"
+        Where the cross entropy is computed; see `good_enough_mod`.
 
     Examples
     --------
@@ -118,9 +123,10 @@ def multi_model_mod(
     >>> result.details["examples"]["0"], result.details["capacities"]["0"]
     ({'faces': 60, 'words': 5}, 2)
     """
+    check_device(device)
     if data is not None:
         holdings = holdings or counted_holdings(data)
-        loss = loss or cross_entropy_loss(data, model or {})
+        loss = loss or cross_entropy_loss(data, model or {}, device)
     if holdings is None:
         raise OptionError(
             "write multi_model_mod(data, model={'faces': Net, …}), where data(context) returns "
@@ -287,7 +293,7 @@ class _ModelsMessage:
         trained = only_model(reply.content)
         metrics = {
             key: value
-            for record in reply.content.metric_records.values()
+            for record in records_of(reply.content, MetricRecord).values()
             for key, value in record.items()
             if not isinstance(value, list)
         }

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from gems_flwr.devices import exact_device
 from gems_flwr.errors import ModelError
 from gems_flwr.networks.hidden import read_neuron_inputs
 from gems_flwr.networks.inputs import Data
@@ -25,6 +26,7 @@ def build_neurons(
     *,
     seed: int,
     activation: nn.Module | None = None,
+    device: str | torch.device = "cpu",
 ) -> NeuronBalls:
     """Build the balls that were asked for.
 
@@ -42,6 +44,8 @@ def build_neurons(
         Source of directions and of the choice of patches.
     activation : torch.nn.Module, optional
         What follows the layer where the model does not show it.
+    device : str or torch.device
+        Where to compute.
     """
     layers, asked = weight_layers(arrays), request.neurons
     if request.layer >= len(layers) - 1:
@@ -57,11 +61,13 @@ def build_neurons(
         max_rows=asked.max_rows,
         seed=seed,
         activation=activation,
+        device=device,
     )
-    outgoing = _tensor(outgoing_rows(arrays, layer, layers[request.layer + 1]))
+    where = exact_device(device)
+    outgoing = _tensor(outgoing_rows(arrays, layer, layers[request.layer + 1]), where)
     neurons = NeuronData(
-        weight=_tensor(arrays[layer.weight].reshape(layer.width, -1)),
-        bias=None if layer.bias is None else _tensor(arrays[layer.bias]),
+        weight=_tensor(arrays[layer.weight].reshape(layer.width, -1), where),
+        bias=None if layer.bias is None else _tensor(arrays[layer.bias], where),
         inputs=inputs.rows,
         activation=inputs.activation,
         outgoing=outgoing if asked.outgoing else None,
@@ -77,5 +83,5 @@ def build_neurons(
     )
 
 
-def _tensor(array: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(np.array(array)).float()
+def _tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.array(array)).float().to(device)

@@ -36,7 +36,7 @@ def counted_holdings(data: DataByModel) -> Callable[[Context], dict[str, int]]:
 
 
 def cross_entropy_loss(
-    data: DataByModel, models: Builders
+    data: DataByModel, models: Builders, device: str = "cpu"
 ) -> Callable[[Context, str, ArrayRecord], float]:
     """Return what computes a model's mean cross entropy on a node's training data.
 
@@ -46,6 +46,8 @@ def cross_entropy_loss(
         Gets the node's context, returns by a model's name ``(train, validation)``.
     models : mapping from str to callable
         By name, what builds the torch module; a single linear layer can do without.
+    device : str
+        Where to compute.
     """
 
     def loss(context: Context, name: str, arrays: ArrayRecord) -> float:
@@ -55,10 +57,10 @@ def cross_entropy_loss(
         received = to_numpy(arrays)
         module = models[name]() if name in models else None
         call = f"multi_model_mod(data, model={{'{name}': Net, …}})"
-        reader, samples = LayerReader(received, module, call=call), train()
+        reader, samples = LayerReader(received, module, call=call, device=device), train()
         output = reader.output_layer(samples)
         seen = reader.read(train() if is_read_once(samples) else samples, output)
-        layer = LayerData(*linear_layer(received, output), seen.inputs, seen.labels)
+        layer = LayerData(*linear_layer(received, output, device), seen.inputs, seen.labels)
         return Quality(1.0, "loss").score(*layer.scores())
 
     return loss

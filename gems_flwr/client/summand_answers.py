@@ -48,6 +48,7 @@ def answer_moment_sums(
     *,
     name: str,
     masked: bool = False,
+    device: str | torch.device = "cpu",
 ) -> RecordDict:
     """Return the reply with a summand of class moments.
 
@@ -69,6 +70,8 @@ def answer_moment_sums(
         The node's.
     masked : bool
         Whether nobody will see the summand itself.
+    device : str or torch.device
+        Where to compute.
 
     Raises
     ------
@@ -94,25 +97,25 @@ def answer_moment_sums(
     if request.stage == "scale":
         values = scale_sums(samples, classes, guarded=bounds.largest_rank != "full")
     elif request.stage == "means":
-        values = mean_sums(samples, classes)
+        values = mean_sums(samples, classes, device)
     elif request.stage == "full":
-        values = class_sums_values(_class_sums(samples, classes))
+        values = class_sums_values(_class_sums(samples, classes, device))
     else:
         assert directions is not None
         standard = (directions.center, directions.scale)
         if request.stage == "sketch":
             random = random_columns(features, request.random, request.seed)
             columns = np.concatenate([directions.rows.T, random], axis=1)
-            values = sketch_sums(samples, *standard, columns)
+            values = sketch_sums(samples, *standard, columns, device)
         else:
-            values = covariance_sums(samples, classes, *standard, directions.rows)
+            values = covariance_sums(samples, classes, *standard, directions.rows, device)
     sections = {section.name: section for section in layout.sections}
     return pack_summand(asked_for(values, sections), layout, name=name)
 
 
-def _class_sums(samples: Samples, classes: int) -> ClassSums:
+def _class_sums(samples: Samples, classes: int, device: str | torch.device) -> ClassSums:
     if len(samples):
-        return sum_classes(in_chunks(samples.inputs, samples.labels), classes)
+        return sum_classes(in_chunks(samples.inputs, samples.labels, device=device), classes)
     width = samples.inputs.shape[1]
     return ClassSums(
         classes,
@@ -134,6 +137,7 @@ def answer_summed_loss(
     *,
     name: str,
     masked: bool = False,
+    device: str | torch.device = "cpu",
 ) -> RecordDict:
     """Return the reply with a summand of loss, gradient and curvature, or of losses at points.
 
@@ -149,9 +153,10 @@ def answer_summed_loss(
     labels = samples.labels.long().cpu()
     by_class = weights * torch.bincount(labels, minlength=len(layer)).numpy()
     if not isinstance(request, GradientRequest):
-        losses = losses_at(request, beside, layer, samples)
+        losses = losses_at(request, beside, layer, samples, device)
         return pack_summand({"losses": losses, "weights": by_class}, layout, name=name)
-    sums = loss_sums(samples, layer, beside.scale, weights, by_class=request.by_class)
+    about = (samples, layer, beside.scale, weights)
+    sums = loss_sums(*about, by_class=request.by_class, device=device)
     bounds.check_gradient(sums.count, sums.fewest, output.features, masked=masked)
     values = gradient_summand(sums, by_class, beside.center / beside.scale)
     return pack_summand(values, layout, name=name)

@@ -19,6 +19,8 @@ from gems_flwr.errors import ModelError
 from gems_flwr.targets import Classes, Target
 from gems_flwr.typing import Arrays
 
+_CHUNK = 4096
+
 
 @dataclass(frozen=True)
 class Report:
@@ -110,15 +112,21 @@ class Task(ABC):
         """Return the mean loss of `model` on the node's training data, at least 0.
 
         Cross entropy, or whatever the loss of `target` is. ``MultiModel(sampling="lvr")`` samples
-        by it.
+        by it. The model may be on any device: the data go there.
         """
         inputs, labels = self.training_data()
         was_training = model.training
         model.eval()
-        with torch.inference_mode():
-            loss = float(self.target.loss(model(inputs), labels))
+        where = next((weight.device for weight in model.parameters()), inputs.device)
+        # Some at a time, unless they are there already.
+        size = max(1, len(labels)) if where == inputs.device else _CHUNK
+        total = 0.0
+        with torch.no_grad():
+            for x, y in zip(torch.split(inputs, size), torch.split(labels, size), strict=True):
+                part = float(self.target.loss(model(x.to(where)), y.to(where)))
+                total += part * (len(y) / len(labels))
         model.train(was_training)
-        return loss
+        return total
 
     def recall(self, memory: Arrays) -> None:  # noqa: B027 - most tasks have nothing to recall
         """Take back, before training, what `remember` returned the last time; nothing by default.

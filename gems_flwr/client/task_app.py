@@ -22,6 +22,7 @@ from gems_flwr.client.multi_model_mod import multi_model_mod
 from gems_flwr.client.secure_sum_mod import secure_sum_mod
 from gems_flwr.client.statistics_mod import statistics_mod
 from gems_flwr.client.task import Task, TaskSet
+from gems_flwr.devices import check_device, chosen_device
 from gems_flwr.errors import ModelError, RefusedError
 from gems_flwr.networks.inputs import batches
 from gems_flwr.networks.node_data import NodeData
@@ -57,6 +58,7 @@ def task_client_app(
     make_task: Callable[[Context], Task | TaskSet],
     *,
     limits: NodeLimits | Callable[[Context], NodeLimits] | None = None,
+    device: str | Callable[[Context], str] = "cpu",
 ) -> ClientApp:
     """Return a ClientApp that trains and evaluates a task.
 
@@ -67,6 +69,9 @@ def task_client_app(
         (`MultiModel`). Called once per message: cache what is expensive, such as reading data.
     limits : NodeLimits, or callable that gets the node's context and returns them, optional
         What the node gives away at most; by default what its ``--node-config`` says.
+    device : str, or callable that gets the node's context and returns it, default "cpu"
+        Where spaces, statistics and losses are computed; see `good_enough_mod`. Where a task trains
+        and evaluates is its own affair: its `train` and `evaluate` get the model on the CPU.
 
     Returns
     -------
@@ -102,6 +107,11 @@ def task_client_app(
     2
     """
     app = ClientApp()
+    if isinstance(device, str):
+        check_device(device)
+
+    def where(context: Context) -> str:
+        return device(context) if callable(device) else device
 
     def bounds(context: Context) -> NodeLimits:
         if limits is None:
@@ -120,7 +130,10 @@ def task_client_app(
         # Inert unless the server asks for a space.
         task = _pick(make_task(context), message)
         mod = good_enough_mod(
-            lambda _: _data_of(task), model=task.build_model, limits=bounds(context)
+            lambda _: _data_of(task),
+            model=task.build_model,
+            limits=bounds(context),
+            device=where(context),
         )
         return mod(message, context, call_next)
 
@@ -130,7 +143,10 @@ def task_client_app(
             return call_next(message, context)
         task = _pick(make_task(context), message)
         mod = statistics_mod(
-            lambda _: _data_of(task), model=task.build_model, limits=bounds(context)
+            lambda _: _data_of(task),
+            model=task.build_model,
+            limits=bounds(context),
+            device=where(context),
         )
         return mod(message, context, call_next)
 
@@ -142,7 +158,7 @@ def task_client_app(
             holdings=lambda context: _several(make_task(context)).examples,
             capacity=lambda context: _several(make_task(context)).capacity,
             loss=lambda context, name, arrays: _loss(
-                _several(make_task(context)).task(name), arrays
+                _several(make_task(context)).task(name), arrays, where(context)
             ),
         )
         return mod(message, context, call_next)
@@ -250,10 +266,10 @@ def _among_several(made: Task | TaskSet, message: Message) -> list[str]:
     return [name] if isinstance(made, TaskSet) and len(made.tasks) > 1 and name else []
 
 
-def _loss(task: Task, arrays: ArrayRecord) -> float:
+def _loss(task: Task, arrays: ArrayRecord, device: str) -> float:
     model = task.build_model()
     model.load_state_dict(arrays.to_torch_state_dict())
-    return task.loss(model)
+    return task.loss(model.to(chosen_device(device)))
 
 
 def _as_int(value: object) -> int:

@@ -87,7 +87,7 @@ def aggregate_spaces(
         an error, or a point of the largest subset that meets. ``retrain`` returns what ``least``
         does; sending the nodes back to work is the caller's business.
     cone_options : ConeOptions, optional
-        How the objective of cones is minimised.
+        How the objective of cones is minimised, and the device of it and of fine-tuning.
     public : Public, optional
         Sample for fine-tuning.
     rate : float
@@ -136,8 +136,9 @@ def aggregate_spaces(
         return Aggregate(tuned.point, found, epsilon, len(public.labels))
     features = public.inputs.shape[1]
     classes = found.point.size // (features + 1)
+    device = (cone_options or ConeOptions()).device
     point = fine_tune_linear(
-        found.point, public.inputs, public.labels, classes, rate=rate, seed=seed
+        found.point, public.inputs, public.labels, classes, rate=rate, seed=seed, device=device
     )
     return Aggregate(point, found, epsilon, len(public.labels), left_out, proved)
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot, softplus
 
+from gems_flwr.devices import exact_device
 from gems_flwr.errors import OptionError
 from gems_flwr.intersect.pooled_moments import CascadeSum, ComponentBlock, PooledMoments
 from gems_flwr.samples import Samples
@@ -48,8 +49,8 @@ class ConeOptions:
         acts as a ridge (both were chosen on MNIST validation data).
     iterations : int
         L-BFGS steps at most.
-    device : str
-        Where the objective is evaluated.
+    device : str or torch.device
+        Where the objective is evaluated; see `gems_flwr.devices.exact_device`.
     class_weight : {"counts", "balanced"}
         Whether a class counts by its samples, or all classes the same (for balanced accuracy
         on data with rare classes).
@@ -57,7 +58,7 @@ class ConeOptions:
 
     ridge: float | None = None
     iterations: int = 200
-    device: str = "cpu"
+    device: str | torch.device = "cpu"
     class_weight: ClassWeight = "counts"
 
     def __post_init__(self) -> None:
@@ -96,7 +97,7 @@ class ConeObjective:
         public: Samples | None = None,
         public_weight: float = 0.0,
     ) -> None:
-        self.device = torch.device(options.device)
+        self.device = exact_device(options.device)
         self.classes, self.public = moments.num_classes, public
         self.public_weight = public_weight
         by_form = RIDGE_FULL if moments.matrices else RIDGE_LOW_RANK
@@ -113,7 +114,7 @@ class ConeObjective:
         self.nodes = self._tensor(nodes)
         self.node_weights = self._tensor(weights / weights.sum())
         if public is not None:
-            self.public_inputs = public.inputs.to(self.device, torch.float64) / self.scale
+            self.public_inputs = public.inputs.to(self.device).to(torch.float64) / self.scale
             self.public_labels = public.labels.to(self.device, torch.long)
 
     def value_and_gradient(self, weight: Tensor, bias: Tensor) -> tuple[float, Tensor, Tensor]:

@@ -71,7 +71,7 @@ def solve_cones(
     split, scale = classes * features, moments.feature_scale
 
     def value_and_gradient(flat: Float) -> tuple[float, Float]:
-        w = torch.from_numpy(flat).to(options.device)
+        w = torch.from_numpy(flat).to(objective.device)
         value, *parts = objective.value_and_gradient(
             w[:split].reshape(classes, features), w[split:]
         )

@@ -26,8 +26,10 @@ from collections.abc import Callable
 from typing import Literal, get_args
 
 import numpy as np
+import torch
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
 
+from gems_flwr.device_algebra import solve_positive, solves_elsewhere
 from gems_flwr.errors import OptionError
 from gems_flwr.intersect.head_moments import HeadMoments
 from gems_flwr.typing import Float
@@ -57,6 +59,8 @@ class HeadOptions:
         How far covariances are drawn towards a round one of the same trace; 0.05 by default.
     ridge : float, optional
         Of ``ridge``, in units of the mean variance of a feature, above 0; 0.01 by default.
+    device : str or torch.device
+        Where ridge and lda are solved.
 
     Raises
     ------
@@ -68,6 +72,7 @@ class HeadOptions:
     prior: Prior = "counts"
     shrinkage: float | None = None
     ridge: float | None = None
+    device: str | torch.device = "cpu"
 
     def __post_init__(self) -> None:
         if self.name not in get_args(Head):
@@ -124,8 +129,10 @@ def linear_head(moments: HeadMoments, options: HeadOptions) -> tuple[Float, Floa
         If the head is none of those.
     """
     heads: dict[str, Callable[[], tuple[Float, Float]]] = {
-        "ridge": lambda: ridge_layer(moments, options.prior, options.ridge),
-        "lda": lambda: discriminant_layer(moments, options.prior, options.shrinkage_used),
+        "ridge": lambda: ridge_layer(moments, options.prior, options.ridge, options.device),
+        "lda": lambda: discriminant_layer(
+            moments, options.prior, options.shrinkage_used, options.device
+        ),
         "nearest_mean": lambda: nearest_mean_layer(moments),
     }
     if options.name not in heads:
@@ -134,7 +141,10 @@ def linear_head(moments: HeadMoments, options: HeadOptions) -> tuple[Float, Floa
 
 
 def ridge_layer(
-    moments: HeadMoments, prior: Prior = "counts", ridge: float | None = None
+    moments: HeadMoments,
+    prior: Prior = "counts",
+    ridge: float | None = None,
+    device: str | torch.device = "cpu",
 ) -> tuple[Float, Float]:
     """Return least squares on one-hot labels with a ridge; the bias is free.
 
@@ -146,6 +156,8 @@ def ridge_layer(
         How much each class weighs.
     ridge : float, optional
         In units of the mean variance of a feature, above 0; 0.01 by default.
+    device : str or torch.device
+        Where to solve.
     """
     weights = prior_shares(moments.shares, prior)
     center = weights @ moments.means
@@ -153,12 +165,15 @@ def ridge_layer(
     total = moments.within + (off * weights[:, None]).T @ off
     strength = (RIDGE if ridge is None else ridge) * _mean_variance(total)
     total[np.diag_indices_from(total)] += strength
-    weight = _solve(total, (weights[:, None] * off).T).T
+    weight = _solve(total, (weights[:, None] * off).T, device).T
     return _without_missing(weight, weights - weight @ center, weights)
 
 
 def discriminant_layer(
-    moments: HeadMoments, prior: Prior = "counts", shrinkage: float = SHRINKAGE
+    moments: HeadMoments,
+    prior: Prior = "counts",
+    shrinkage: float = SHRINKAGE,
+    device: str | torch.device = "cpu",
 ) -> tuple[Float, Float]:
     """Return the linear discriminant with one covariance for all classes.
 
@@ -170,6 +185,8 @@ def discriminant_layer(
         How likely each class is.
     shrinkage : float
         In [0, 1]: how far the covariance is drawn towards a round one of the same trace.
+    device : str or torch.device
+        Where to solve.
     """
     weights = prior_shares(moments.shares, prior)
     center = weights @ moments.means
@@ -178,7 +195,7 @@ def discriminant_layer(
     if shrinkage == 1:
         weight = off / _mean_variance(moments.within)
     else:
-        weight = _solve(shrunk(moments.within, shrinkage), off.T).T
+        weight = _solve(shrunk(moments.within, shrinkage), off.T, device).T
     logs = np.log(np.where(weights > 0, weights, 1.0))
     bias = logs - 0.5 * (weight * off).sum(axis=1) - weight @ center
     return _without_missing(weight, bias, weights)
@@ -240,8 +257,10 @@ def _with_floor(matrix: Float) -> Float:
     return floored
 
 
-def _solve(matrix: Float, right: Float) -> Float:
+def _solve(matrix: Float, right: Float, device: str | torch.device) -> Float:
     try:
+        if solves_elsewhere(device):
+            return solve_positive(_with_floor(matrix), right, device)
         factors = cho_factor(_with_floor(matrix), lower=True)
         return np.asarray(cho_solve(factors, right))
     except np.linalg.LinAlgError:  # sent in few bits, a matrix may be below zero by rounding

@@ -20,9 +20,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import partial
 
 import numpy as np
 
+from gems_flwr.device_algebra import eigenpairs, solves_elsewhere
 from gems_flwr.moments.whole_sums import (
     constant,
     gradient_unit,
@@ -103,14 +105,16 @@ class Spread:
     vectors: Float
 
     @classmethod
-    def of(cls, diagonal: Float, corner: Float, samples: float) -> Spread:
+    def of(cls, diagonal: Float, corner: Float, samples: float, device: str = "cpu") -> Spread:
         """Read the totals of `whole_sums.spread_sums` over so many samples."""
         features = len(diagonal)
         matrix = np.zeros((features, features))
         matrix[np.triu_indices(features, 1)] = corner
         matrix += matrix.T
         matrix[np.diag_indices(features)] = diagonal
-        values, vectors = np.linalg.eigh(matrix * (spread_unit(features) / samples))
+        matrix = matrix * (spread_unit(features) / samples)
+        solve = partial(eigenpairs, device=device) if solves_elsewhere(device) else np.linalg.eigh
+        values, vectors = solve(matrix)
         all_vectors = np.eye(features + 1)
         all_vectors[:features, :features] = vectors
         all_values = np.append(np.maximum(values, 0.0), constant(features) ** 2)

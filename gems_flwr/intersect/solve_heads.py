@@ -92,8 +92,13 @@ def candidate_heads(
     balanced = cone_options.class_weight == "balanced"
     priors = list(dict.fromkeys([head.prior, *(PRIORS if balanced else ())]))
     shrinkages = SHRINKAGES if head.shrinkage is None else (head.shrinkage,)
-    heads = [HeadOptions("lda", p, shrinkage) for p in priors for shrinkage in shrinkages]
-    heads += [HeadOptions("ridge", prior) for prior in priors]
+    where = cone_options.device
+    heads = [
+        HeadOptions("lda", prior, shrinkage, device=where)
+        for prior in priors
+        for shrinkage in shrinkages
+    ]
+    heads += [HeadOptions("ridge", prior, device=where) for prior in priors]
     heads.append(HeadOptions("nearest_mean"))
     found = {"cone": cone}
     if balanced:

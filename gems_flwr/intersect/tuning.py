@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from gems_flwr.devices import chosen_device, end_step, moved
 from gems_flwr.intersect.cone_objective import ConeOptions
 from gems_flwr.intersect.cones import solve_cones
 from gems_flwr.intersect.result import Intersection
@@ -36,6 +37,7 @@ def fine_tune_linear(
     rate: float = 1e-3,
     batch: int = 32,
     seed: int = 0,
+    device: str | torch.device = "cpu",
 ) -> Float:
     """Return a linear layer after a few epochs of Adam on a public sample.
 
@@ -53,13 +55,17 @@ def fine_tune_linear(
         Adam's schedule; the same for every model that is compared.
     seed : int
         Seed of the order of the samples.
+    device : str or torch.device
+        Where to compute.
     """
+    where = chosen_device(device)
     start_weight, start_bias = unflatten_linear(point, num_classes, inputs.shape[1])
-    weight = torch.tensor(start_weight, dtype=torch.float32, requires_grad=True)
-    bias = torch.tensor(start_bias, dtype=torch.float32, requires_grad=True)
+    weight = torch.tensor(start_weight, dtype=torch.float32).to(where).requires_grad_()
+    bias = torch.tensor(start_bias, dtype=torch.float32).to(where).requires_grad_()
     optimizer = torch.optim.Adam([weight, bias], lr=rate)
-    _descend(lambda x: x @ weight.T + bias, optimizer, inputs, labels, epochs, batch, seed)
-    return flatten_linear(weight.detach().numpy(), bias.detach().numpy())
+    data = (inputs.to(where), labels.to(where))
+    _descend(lambda x: x @ weight.T + bias, optimizer, *data, epochs, batch, seed)
+    return flatten_linear(weight.detach().cpu().numpy(), bias.detach().cpu().numpy())
 
 
 def fine_tune_network(
@@ -71,6 +77,7 @@ def fine_tune_network(
     rate: float = 1e-3,
     batch: int = 32,
     seed: int = 0,
+    device: str | torch.device = "cpu",
 ) -> None:
     """Train all weights of a network for a few epochs of Adam on a public sample, in place.
 
@@ -78,11 +85,14 @@ def fine_tune_network(
     ----------
     model : torch.nn.Module
         Maps inputs to class scores; stays in evaluation mode, without dropout.
-    inputs, labels, epochs, rate, batch, seed
+    inputs, labels, epochs, rate, batch, seed, device
         As in `fine_tune_linear`, with the inputs of the whole network.
     """
-    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
-    _descend(lambda x: model.eval()(x), optimizer, inputs, labels, epochs, batch, seed)
+    where = chosen_device(device)
+    with moved(model, where):
+        optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+        data = (inputs.to(where), labels.to(where))
+        _descend(lambda x: model.eval()(x), optimizer, *data, epochs, batch, seed)
 
 
 def _descend(
@@ -95,15 +105,16 @@ def _descend(
     seed: int,
 ) -> None:
     generator = torch.Generator().manual_seed(seed % 2**63)
-    x, y = inputs.to("cpu", torch.float32), labels.to("cpu", torch.long)
+    x, y = inputs.float(), labels.long()
     for _ in range(epochs):
         order = torch.randperm(len(x), generator=generator)
         for start in range(0, len(x), batch):
-            rows = order[start : start + batch]
+            rows = order[start : start + batch].to(x.device)
             optimizer.zero_grad()
             loss = cross_entropy(predict(x[rows]), y[rows])
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
+            end_step(x.device)
 
 
 def public_weight(count: int, factor: float = 0.2) -> float:

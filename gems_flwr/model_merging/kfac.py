@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse.linalg import LinearOperator, cg
 
+from gems_flwr.device_algebra import product_sums, solves_elsewhere
 from gems_flwr.model_merging.layer_statistics import Statistics, check_linear
 from gems_flwr.model_merging.rows import mean_rows, rows_of, shares, with_rows
 from gems_flwr.typing import Arrays, Float
@@ -55,6 +56,7 @@ def merge_by_kfac(
     weights: Sequence[float],
     *,
     damping: float = DAMPING,
+    device: str = "cpu",
 ) -> tuple[dict[str, NDArray], dict[str, KfacSolution]]:
     """Merge networks layer by layer; return the network, and how each layer was solved.
 
@@ -68,6 +70,8 @@ def merge_by_kfac(
         Samples behind each model, above 0.
     damping : float
         Added to the diagonal of every factor, relative to its mean; above 0.
+    device : str
+        Where layers are solved for.
     """
     parts = shares(weights, models)
     layers = check_linear(models[0])
@@ -78,6 +82,7 @@ def merge_by_kfac(
             [each[layer.weight]["gradients"] for each in statistics],
             parts,
             damping=damping,
+            device=device,
         )
         for layer in layers
     }
@@ -94,6 +99,7 @@ def solve_kfac(
     damping: float = DAMPING,
     tolerance: float = TOLERANCE,
     max_steps: int = MAX_STEPS,
+    device: str = "cpu",
 ) -> KfacSolution:
     """Merge one layer.
 
@@ -111,6 +117,8 @@ def solve_kfac(
         Residual, as a share of the right-hand side, at which to stop.
     max_steps : int
         Steps after which to stop anyway.
+    device : str
+        Where products are computed.
     """
     if not damping > 0:
         raise ValueError(f"damping must be above 0, got {damping}")
@@ -127,8 +135,12 @@ def solve_kfac(
     # In units of the mean eigenvalue, so that no confident node's tiny gradients underflow.
     lefts = [b / size for b in lefts]
 
+    there = product_sums(lefts, rights, device) if solves_elsewhere(device) else None
+
     def times(flat: Float) -> Float:
         step = flat.reshape(mean.shape)
+        if there is not None:
+            return there(step).ravel()
         product = np.zeros_like(step)
         for a, b in zip(rights, lefts, strict=True):
             product += b @ step @ a

@@ -9,13 +9,14 @@ and weight.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gems_flwr.devices import chosen_device, exact, moved
 from gems_flwr.errors import ModelError
 from gems_flwr.model_merging.layer_statistics import NEEDED, Kind, Method, Statistics, check_linear
 from gems_flwr.networks.inputs import Data, batches, on_device_of
@@ -34,6 +35,7 @@ def measure_statistics(
     *,
     model: nn.Module | None = None,
     seed: int = 0,
+    device: str | torch.device = "cpu",
 ) -> Statistics:
     """Return what a method needs to know of a node besides its model.
 
@@ -52,6 +54,8 @@ def measure_statistics(
         The architecture. A single linear layer on flattened inputs can do without.
     seed : int
         Source of drawn labels.
+    device : str or torch.device
+        Where to compute; batches go there one by one.
 
     Raises
     ------
@@ -63,13 +67,26 @@ def measure_statistics(
         return {}
     layers = check_linear(arrays)
     module, linear = _prepared(model, arrays, layers)
+    with moved(module, chosen_device(device)):
+        return _measured(kinds, labels, module, linear, layers, data, seed)
+
+
+def _measured(
+    kinds: Sequence[Kind],
+    labels: Labels,
+    module: nn.Module,
+    linear: list[nn.Linear],
+    layers: Sequence[WeightLayer],
+    data: Data,
+    seed: int,
+) -> Statistics:
     draws = torch.Generator().manual_seed(seed % 2**63)
     totals: dict[str, dict[Kind, Tensor]] = {layer.weight: {} for layer in layers}
     samples = 0
     for x, _ in batches(data):
         samples += len(x)
         scores, seen = _run(module, linear, x)
-        need_gradients = kinds != ("inputs",)
+        need_gradients = tuple(kinds) != ("inputs",)
         gradients = _gradients(scores, seen, labels, draws) if need_gradients else None
         for position, layer in enumerate(layers):
             a = _augmented(seen[position][0], layer)
@@ -81,8 +98,8 @@ def measure_statistics(
     if not samples:
         raise ModelError("there is no data to measure statistics on")
     return {
-        weight: {kind: (total / samples).cpu().numpy() for kind, total in kinds.items()}
-        for weight, kinds in totals.items()
+        weight: {kind: (total / samples).cpu().numpy() for kind, total in found.items()}
+        for weight, found in totals.items()
     }
 
 
@@ -161,18 +178,18 @@ def _gradients(
     if labels == "sampled":
         drawn = torch.multinomial(chances.cpu(), 1, generator=draws).to(scores.device)
         per_layer = torch.autograd.grad(logs.gather(1, drawn).sum(), zeros)
-        return [[g.double()] for g in per_layer]
+        return [[exact(g)] for g in per_layer]
     gradients: list[list[Tensor]] = [[] for _ in zeros]
     for label in range(logs.shape[1]):
         per_layer = torch.autograd.grad(logs[:, label].sum(), zeros, retain_graph=True)
-        root = chances[:, label, None].double().sqrt()
+        root = exact(chances[:, label, None]).sqrt()
         for known, g in zip(gradients, per_layer, strict=True):
-            known.append(root * g.double())
+            known.append(root * exact(g))
     return gradients
 
 
 def _augmented(a: Tensor, layer: WeightLayer) -> Tensor:
-    a = a.double()
+    a = exact(a)
     return a if layer.bias is None else torch.cat([a, torch.ones_like(a[:, :1])], dim=1)
 
 

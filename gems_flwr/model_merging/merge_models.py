@@ -32,6 +32,7 @@ def merge_models(
     *,
     shrink: float = regmean.SHRINK,
     damping: float | None = None,
+    device: str = "cpu",
 ) -> MergedModel:
     """Merge trained models.
 
@@ -50,17 +51,23 @@ def merge_models(
     damping : float, optional
         The ridge of regmean, the floor of fisher, the damping of kfac; by default 1e-6, 1e-6
         and 1e-3.
+    device : str
+        Where regmean and kfac solve; the others have nothing to solve.
     """
     if method == "regmean":
         ridge = regmean.RIDGE if damping is None else damping
-        merged = regmean.merge_by_regmean(models, statistics, weights, shrink=shrink, ridge=ridge)
+        merged = regmean.merge_by_regmean(
+            models, statistics, weights, shrink=shrink, ridge=ridge, device=device
+        )
         return MergedModel(merged, {})
     if method == "fisher":
         floor = fisher.FLOOR if damping is None else damping
         return MergedModel(fisher.merge_by_fisher(models, statistics, weights, floor=floor), {})
     if method == "kfac":
         damp = kfac.DAMPING if damping is None else damping
-        merged, solved = kfac.merge_by_kfac(models, statistics, weights, damping=damp)
+        merged, solved = kfac.merge_by_kfac(
+            models, statistics, weights, damping=damp, device=device
+        )
         details = {
             "steps": {weight: each.steps for weight, each in solved.items()},
             "residuals": {weight: each.residual for weight, each in solved.items()},

@@ -17,6 +17,7 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
 
+from gems_flwr.device_algebra import solve_positive, solves_elsewhere
 from gems_flwr.errors import ModelError
 from gems_flwr.model_merging.layer_statistics import Statistics, check_linear
 from gems_flwr.model_merging.rows import mean_rows, rows_of, shares, with_rows
@@ -33,6 +34,7 @@ def merge_by_regmean(
     *,
     shrink: float = SHRINK,
     ridge: float = RIDGE,
+    device: str = "cpu",
 ) -> dict[str, NDArray]:
     """Merge networks layer by layer.
 
@@ -48,6 +50,8 @@ def merge_by_regmean(
         Factor of the off-diagonal entries, in [0, 1].
     ridge : float
         Pull towards the mean, relative to the mean square of the inputs; at least 0.
+    device : str
+        Where layers are solved for.
     """
     parts = shares(weights, models)
     layers = check_linear(models[0])
@@ -58,6 +62,7 @@ def merge_by_regmean(
             parts,
             shrink=shrink,
             ridge=ridge,
+            device=device,
         )
         for layer in layers
     }
@@ -71,6 +76,7 @@ def solve_regmean(
     *,
     shrink: float = SHRINK,
     ridge: float = RIDGE,
+    device: str = "cpu",
 ) -> Float:
     """Merge one layer, given as rows of neurons of shape (width, d), with moments (d, d).
 
@@ -98,7 +104,10 @@ def solve_regmean(
         return mean
     total[np.diag_indices_from(total)] += ridge * size
     try:
-        step: Float = scipy.linalg.solve(total, pull.T, assume_a="pos").T
+        if solves_elsewhere(device):
+            step: Float = solve_positive(total, pull.T, device).T
+        else:
+            step = scipy.linalg.solve(total, pull.T, assume_a="pos").T
     except np.linalg.LinAlgError:
         if ridge == 0:
             raise ModelError(

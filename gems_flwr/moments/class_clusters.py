@@ -31,7 +31,8 @@ def k_means(
     """
     generator = torch.Generator().manual_seed(seed)
     squares = (points**2).sum(dim=1)
-    centers = points[torch.randint(len(points), (1,), generator=generator)]
+    first = torch.randint(len(points), (1,), generator=generator)
+    centers = points[first.to(points.device)]
     nearest = _squared_distances(points, squares, centers)[:, 0]
     while len(centers) < min(clusters, len(points)) and float(nearest.max()) > 0:
         chance = nearest if weights is None else nearest * weights
@@ -79,13 +80,18 @@ def dissolve_small(points: Tensor, labels: Tensor, centers: Tensor, min_count: i
 
 
 def cluster_classes(
-    inputs: Tensor, labels: Tensor, clusters: int, min_count: int, seed: int
+    inputs: Tensor,
+    labels: Tensor,
+    clusters: int,
+    min_count: int,
+    seed: int,
+    device: torch.device | None = None,
 ) -> Tensor:
-    """Return for each sample its cluster within its class."""
+    """Return for each sample its cluster within its class; the samples of a class move at once."""
     groups = torch.zeros_like(labels)
     for label in torch.unique(labels).tolist():
         mine = labels == label
-        points = inputs[mine].float()
+        points = inputs[mine].float().to(inputs.device if device is None else device)
         found, centers = k_means(points, clusters, seed + label)
         groups[mine] = dissolve_small(points, found, centers, min_count).to(groups)
     return groups

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gems_flwr.bounds import MAX_MOMENT, MAX_POOLED_EXAMPLES, MAX_VALUE, MAX_WEIGHT
+from gems_flwr.devices import exact_device
 from gems_flwr.errors import SpaceError
 from gems_flwr.spaces.checks import check_array
 from gems_flwr.typing import Float
@@ -198,7 +199,14 @@ def check_batch(inputs: Tensor, labels: Tensor, num_classes: int) -> None:
         raise SpaceError("labels", f"0 to {num_classes - 1}", got)
 
 
-def in_chunks(inputs: Tensor, labels: Tensor, size: int = 8192) -> Iterable[tuple[Tensor, Tensor]]:
-    """Cut inputs and labels into batches."""
+def in_chunks(
+    inputs: Tensor,
+    labels: Tensor,
+    size: int = 8192,
+    device: str | torch.device | None = None,
+) -> Iterable[tuple[Tensor, Tensor]]:
+    """Cut inputs and labels into batches, for exact sums on a device, or where they are."""
+    where = exact_device(inputs.device if device is None else device)
     for start in range(0, len(inputs), size):
-        yield inputs[start : start + size], labels[start : start + size].long()
+        rows = slice(start, start + size)
+        yield inputs[rows].to(where), labels[rows].to(where).long()

@@ -12,9 +12,11 @@ import dataclasses
 import math
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gems_flwr.devices import exact_device
 from gems_flwr.errors import SpaceError
 from gems_flwr.moments.automatic_rank import (
     PUSHES,
@@ -112,6 +114,7 @@ def build_cone(
     noise_seed: int | None = None,
     largest_rank: int | None = None,
     mean_rule: MeanRule | None = None,
+    device: str | torch.device | None = None,
 ) -> ClassMomentCone:
     """Return the class-moment cone of a node's data.
 
@@ -148,6 +151,9 @@ def build_cone(
     mean_rule : MeanRule, optional
         How much of the means of classes that are too small for a covariance is sent; with
         ``"auto"`` never all of it. Under differential privacy small classes are withheld.
+    device : str or torch.device, optional
+        Where to compute: samples go there in chunks (for clusters, class by class). By default
+        where the inputs are; see `gems_flwr.devices.exact_device`.
 
     Raises
     ------
@@ -163,6 +169,7 @@ def build_cone(
     (2, 3)
     """
     least = least_count(rank, inputs.shape[1], min_count, private)
+    where = exact_device(inputs.device if device is None else device)
     rule, better_as_mean = mean_rule or MeanRule(), 0
     if rank == "auto":
         rule = dataclasses.replace(rule, exact=False)
@@ -170,16 +177,16 @@ def build_cone(
     if private is not None:
         if clusters > 1:
             raise SpaceError("clusters", "1 with a private release", clusters)
-        sums = private_sums(inputs, labels.long(), num_classes, private, noise_seed)
+        sums = private_sums(inputs, labels.long(), num_classes, private, noise_seed, where)
     else:
         groups = None
         if clusters > 1:
-            groups = cluster_classes(inputs, labels.long(), clusters, least, seed)
+            groups = cluster_classes(inputs, labels.long(), clusters, least, seed, where)
         components = Components.of(labels.long(), groups)
         if rank != "full" and streams(components.counts, inputs.shape[1], rank, largest_rank):
             check_samples(inputs, components, num_classes)
             keep = _with_covariance(components.counts, least, rule, better_as_mean)
-            sampled = SampledClasses(inputs, components.rows)
+            sampled = SampledClasses(inputs, components.rows, where)
             shown, small = _shown_means(sampled, keep, rule, least)
             larger = None
             if keep.any():
@@ -191,9 +198,10 @@ def build_cone(
                     int8=int8,
                     epsilon=epsilon,
                     largest_rank=largest_rank,
+                    device=where,
                 )
             return join_cone(larger, components, num_classes, keep, shown, small, int8, epsilon)
-        sums = sum_classes(in_chunks(inputs, labels), num_classes, groups)
+        sums = sum_classes(in_chunks(inputs, labels, device=where), num_classes, groups)
     cone = cone_from_sums(
         sums,
         min_count=least,

@@ -102,6 +102,7 @@ def stream_cone(
     int8: bool = True,
     epsilon: float = 0.5,
     largest_rank: int | None = None,
+    device: torch.device | None = None,
 ) -> ClassMomentCone:
     """Return a cone with low-rank covariances.
 
@@ -111,13 +112,13 @@ def stream_cone(
         Inputs of the linear layer.
     components : Components
         Which of them belong together, and are sent: at least one.
-    num_classes, rank, int8, epsilon, largest_rank
+    num_classes, rank, int8, epsilon, largest_rank, device
         As in `gems_flwr.moments.cone_building.build_cone`; the rank is not ``"full"``.
     """
     if isinstance(rank, int):
-        means, covariance = _of_one_rank(inputs, components.rows, rank, int8)
+        means, covariance = _of_one_rank(inputs, components.rows, rank, int8, device)
     else:
-        means, covariance = _as_counts_allow(inputs, components.rows, largest_rank, int8)
+        means, covariance = _as_counts_allow(inputs, components.rows, largest_rank, int8, device)
     return ClassMomentCone(
         num_classes=num_classes,
         labels=components.labels,
@@ -128,12 +129,14 @@ def stream_cone(
     )
 
 
-def _of_one_rank(inputs: Tensor, kept: Sequence[Tensor], rank: int, int8: bool) -> tuple[Any, Any]:
+def _of_one_rank(
+    inputs: Tensor, kept: Sequence[Tensor], rank: int, int8: bool, device: torch.device | None
+) -> tuple[Any, Any]:
     if rank < 1:
         raise SpaceError("rank", "at least 1", rank)
     means, pairs = [], []
     for rows in kept:
-        covariance = SampleCovariance(inputs, rows)
+        covariance = SampleCovariance(inputs, rows, device=device)
         means.append(covariance.mean.astype(np.float32))
         pairs.append(factor_samples(covariance, rank)[:2])
     table = np.stack(means)
@@ -141,12 +144,17 @@ def _of_one_rank(inputs: Tensor, kept: Sequence[Tensor], rank: int, int8: bool) 
 
 
 def _as_counts_allow(
-    inputs: Tensor, kept: Sequence[Tensor], largest_rank: int | None, int8: bool
+    inputs: Tensor,
+    kept: Sequence[Tensor],
+    largest_rank: int | None,
+    int8: bool,
+    device: torch.device | None,
 ) -> tuple[Any, Any]:
     units = feature_units(inputs)
     means, shapes = [], []
     for rows in kept:
-        covariance = SampleCovariance(inputs, rows, None if (units == 1).all() else units)
+        in_units = None if (units == 1).all() else units
+        covariance = SampleCovariance(inputs, rows, in_units, device)
         rank = chosen_rank(len(rows), covariance.side, largest_rank)
         columns, deviations, trace = factor_samples(covariance, rank)
         means.append(covariance.mean / units)
@@ -159,5 +167,6 @@ def check_samples(inputs: Tensor, components: Components, num_classes: int) -> N
     if not len(components.labels):
         raise SpaceError("inputs", "at least one sample", 0)
     labels = torch.from_numpy(components.labels)
+    # Of the labels, only the least and the largest are looked at.
     for start in range(0, len(inputs), 8192):
         check_batch(inputs[start : start + 8192], labels, num_classes)

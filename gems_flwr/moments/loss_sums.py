@@ -21,12 +21,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gems_flwr.devices import exact_device
 from gems_flwr.samples import Samples
 from gems_flwr.typing import Float
 
@@ -63,7 +65,13 @@ class LossSums:
 
 
 def loss_sums(
-    samples: Samples, layer: Float, scale: Float, class_weights: Float, *, by_class: bool = True
+    samples: Samples,
+    layer: Float,
+    scale: Float,
+    class_weights: Float,
+    *,
+    by_class: bool = True,
+    device: str | torch.device = "cpu",
 ) -> LossSums:
     """Return loss, gradient and curvature of a layer on some samples.
 
@@ -79,20 +87,23 @@ def loss_sums(
         How much a sample of each class counts.
     by_class : bool
         Whether each class has a curvature of its own.
+    device : str or torch.device
+        Where to compute; samples go there some at a time, the sums come back.
     """
     classes, width = layer.shape
-    weights, each = torch.from_numpy(layer), torch.from_numpy(class_weights)
-    loss = torch.zeros((), dtype=torch.float64)
-    gradient = torch.zeros(classes, width, dtype=torch.float64)
-    curvature = torch.zeros(classes if by_class else 1, classes, classes, dtype=torch.float64)
-    first, second = torch.zeros(2, classes, dtype=torch.float64)
-    for inputs, labels in _chunks(samples, scale):
+    where = exact_device(device)
+    weights, each = torch.from_numpy(layer).to(where), torch.from_numpy(class_weights).to(where)
+    zeros = partial(torch.zeros, dtype=torch.float64, device=where)
+    loss, gradient = zeros(()), zeros(classes, width)
+    curvature = zeros(classes if by_class else 1, classes, classes)
+    first, second = zeros(classes), zeros(classes)
+    for inputs, labels in _chunks(samples, scale, where):
         logs = torch.log_softmax(inputs @ weights.T, dim=1)
         counted = each[labels]
         loss -= counted @ logs.gather(1, labels[:, None])[:, 0]
         chances = logs.exp()
         residuals = chances.clone()
-        residuals[torch.arange(len(labels)), labels] -= 1
+        residuals[torch.arange(len(labels), device=where), labels] -= 1
         for label in sorted(set(labels.tolist())):
             own, off = chances[labels == label], residuals[labels == label]
             matrix = torch.diag(own.sum(dim=0)) - own.T @ own + off.T @ off
@@ -106,10 +117,10 @@ def loss_sums(
     labels = samples.labels.long().cpu()
     return LossSums(
         count=len(samples),
-        weight=float(each[labels].sum()),
+        weight=float(torch.from_numpy(class_weights)[labels].sum()),
         loss=float(loss),
-        gradient=gradient.numpy(),
-        curvature=curvature.numpy(),
+        gradient=gradient.cpu().numpy(),
+        curvature=curvature.cpu().numpy(),
         fewest=float(fewest),
     )
 
@@ -121,12 +132,13 @@ def losses_along(
     coefficients: Float,
     scale: Float,
     class_weights: Float,
+    device: str | torch.device = "cpu",
 ) -> NDArray[np.float64]:
     """Return the weighted sums of the losses at several points.
 
     Parameters
     ----------
-    samples, layer, scale, class_weights
+    samples, layer, scale, class_weights, device
         As in `loss_sums`.
     directions : array of shape (K, C, D + 1)
         Where to go from the layer.
@@ -139,25 +151,28 @@ def losses_along(
         Many points cost little: scores are computed once for each direction.
     """
     classes, _ = layer.shape
-    stacked = torch.from_numpy(np.concatenate([layer[None], directions]))
+    where = exact_device(device)
+    stacked = torch.from_numpy(np.concatenate([layer[None], directions])).to(where)
     flat = stacked.reshape(-1, stacked.shape[2])
-    points, weights = torch.from_numpy(coefficients), torch.from_numpy(class_weights)
-    losses = torch.zeros(len(coefficients), dtype=torch.float64)
-    for inputs, labels in _chunks(samples, scale):
+    points, weights = (torch.from_numpy(a).to(where) for a in (coefficients, class_weights))
+    losses = torch.zeros(len(coefficients), dtype=torch.float64, device=where)
+    for inputs, labels in _chunks(samples, scale, where):
         scores = (inputs @ flat.T).reshape(len(labels), -1, classes)
         counted = weights[labels]
         for number, point in enumerate(points):
             logits = scores[:, 0] + torch.einsum("k,nkc->nc", point, scores[:, 1:])
             own = logits.gather(1, labels[:, None])[:, 0]
             losses[number] += counted @ (torch.logsumexp(logits, dim=1) - own)
-    return losses.numpy()
+    return losses.cpu().numpy()
 
 
-def _chunks(samples: Samples, scale: Float) -> Iterator[tuple[Tensor, Tensor]]:
+def _chunks(
+    samples: Samples, scale: Float, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield scaled inputs with a one appended, and classes, in double precision."""
-    divisor = torch.from_numpy(np.asarray(scale, dtype=np.float64))
+    divisor = torch.from_numpy(np.asarray(scale, dtype=np.float64)).to(device)
     for start in range(0, len(samples), _CHUNK):
         rows = slice(start, start + _CHUNK)
-        inputs = samples.inputs[rows].detach().cpu().double() / divisor
-        ones = torch.ones(len(inputs), 1, dtype=torch.float64)
-        yield torch.cat([inputs, ones], dim=1), samples.labels[rows].cpu().long()
+        inputs = samples.inputs[rows].detach().to(device).double() / divisor
+        ones = torch.ones(len(inputs), 1, dtype=torch.float64, device=device)
+        yield torch.cat([inputs, ones], dim=1), samples.labels[rows].to(device).long()

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from gems_flwr.bounds import MAX_EXAMPLES, MAX_WEIGHT
+from gems_flwr.devices import exact_device
 from gems_flwr.errors import SpaceError
 from gems_flwr.moments.automatic_rank import allowed_rank
 from gems_flwr.moments.class_sums import check_batch
@@ -233,41 +234,54 @@ def largest_of(powers: Float) -> float:
     return 2.0 ** (LEAST_POWER + (int(told[-1]) if len(told) else 0))
 
 
-def mean_sums(samples: Samples, classes: int) -> dict[str, Float]:
-    """Return a node's summand of *means*, with all classes."""
+def mean_sums(
+    samples: Samples, classes: int, device: str | torch.device = "cpu"
+) -> dict[str, Float]:
+    """Return a node's summand of *means*, with all classes; computed on a device in chunks."""
     features = samples.inputs.shape[1]
     sums, squares = np.zeros((classes, features)), np.zeros(features)
-    for inputs, labels in _chunks(samples):
-        squares += inputs.square().sum(dim=0).numpy()
+    for inputs, labels in _chunks(samples, device):
+        squares += inputs.square().sum(dim=0).cpu().numpy()
         for label in torch.unique(labels).tolist():
-            sums[label] += inputs[labels == label].sum(dim=0).numpy()
+            sums[label] += inputs[labels == label].sum(dim=0).cpu().numpy()
     by_class = {f"sums-{label}": sums[label] for label in range(classes)}
     pooled = {"sum": sums.sum(axis=0), "squares": squares}
     return {"counts": _counts(samples, classes), **pooled, **by_class}
 
 
-def sketch_sums(samples: Samples, center: Float, scale: Float, columns: Float) -> dict[str, Float]:
+def sketch_sums(
+    samples: Samples,
+    center: Float,
+    scale: Float,
+    columns: Float,
+    device: str | torch.device = "cpu",
+) -> dict[str, Float]:
     """Return a node's summand of *sketch*, for columns of shape (D, k)."""
-    vectors = torch.from_numpy(columns)
-    total = torch.zeros(columns.shape, dtype=torch.float64)
-    for inputs, _ in _chunks(samples, center, scale):
+    vectors = torch.from_numpy(columns).to(exact_device(device))
+    total = torch.zeros_like(vectors, dtype=torch.float64)
+    for inputs, _ in _chunks(samples, device, center, scale):
         total += inputs.T @ (inputs @ vectors)
-    return {"sketch": total.numpy()}
+    return {"sketch": total.cpu().numpy()}
 
 
 def covariance_sums(
-    samples: Samples, classes: int, center: Float, scale: Float, basis: Float
+    samples: Samples,
+    classes: int,
+    center: Float,
+    scale: Float,
+    basis: Float,
+    device: str | torch.device = "cpu",
 ) -> dict[str, Float]:
     """Return a node's summand of *covariances*, for a basis of shape (r, D), with all classes."""
-    rank, vectors = len(basis), torch.from_numpy(basis)
+    rank, vectors = len(basis), torch.from_numpy(basis).to(exact_device(device))
     first = torch.zeros(classes, rank, dtype=torch.float64)
     second = torch.zeros(classes, rank, rank, dtype=torch.float64)
-    for inputs, labels in _chunks(samples, center, scale):
+    for inputs, labels in _chunks(samples, device, center, scale):
         along = inputs @ vectors.T
         for label in torch.unique(labels).tolist():
             mine = along[labels == label]
-            first[label] += mine.sum(dim=0)
-            second[label] += mine.T @ mine
+            first[label] += mine.sum(dim=0).cpu()
+            second[label] += (mine.T @ mine).cpu()
     rows, columns = np.triu_indices(rank)
     firsts = {f"first-{label}": first[label].numpy() for label in range(classes)}
     halves = {f"second-{label}": second[label].numpy()[rows, columns] for label in range(classes)}
@@ -304,12 +318,18 @@ def _counts(samples: Samples, classes: int) -> Float:
 
 
 def _chunks(
-    samples: Samples, center: Float | None = None, scale: Float | None = None
+    samples: Samples,
+    device: str | torch.device,
+    center: Float | None = None,
+    scale: Float | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield inputs, standardised if told how, and classes, in double precision."""
+    where = exact_device(device)
     for start in range(0, len(samples), _CHUNK):
         rows = slice(start, start + _CHUNK)
-        inputs = samples.inputs[rows].detach().cpu().double()
+        inputs = samples.inputs[rows].detach().to(where).double()
         if center is not None and scale is not None:
-            inputs = (inputs - torch.from_numpy(center)) / torch.from_numpy(scale)
-        yield inputs, samples.labels[rows].cpu().long()
+            inputs = (inputs - torch.from_numpy(center).to(where)) / torch.from_numpy(scale).to(
+                where
+            )
+        yield inputs, samples.labels[rows].to(where).long()

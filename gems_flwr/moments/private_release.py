@@ -171,6 +171,7 @@ def private_sums(
     num_classes: int,
     release: PrivateRelease,
     seed: int | None = None,
+    device: torch.device | None = None,
 ) -> ClassSums:
     """Return clipped class sums with Gaussian noise, covariances made semi-definite.
 
@@ -187,11 +188,14 @@ def private_sums(
     seed : int, optional
         Seed of the noise, for simulations: whoever knows it can subtract the noise. Without it
         noise comes from the operating system's cryptographic generator.
+    device : torch.device, optional
+        Where sums are computed; noise never is.
     """
     lengths = inputs.norm(dim=1, keepdim=True).clamp_min(1e-30)
     clipped = inputs * (release.clip / lengths).clamp_max(1.0)
     # A node without any sample answers like one with a single sample.
-    held = sum_classes(in_chunks(clipped, labels), num_classes) if len(labels) else None
+    chunks = in_chunks(clipped, labels, device=device)
+    held = sum_classes(chunks, num_classes) if len(labels) else None
     classes = np.array(sorted(release.classes or range(num_classes)), dtype=np.int64)
     normal = normal_source(seed)
     width, sigma, clip = inputs.shape[1], release.noise, release.clip

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gems_flwr.devices import exact_device
 from gems_flwr.typing import Float
 
 # Samples, or features, that are worked on at a time.
@@ -51,17 +52,25 @@ class SampleCovariance:
         Which of them, at least one.
     units : array of shape (D,), optional
         What each feature is divided by.
+    device : torch.device, optional
+        Where to compute: chunks of samples go there in every pass. By default where they are.
     """
 
     inputs: Tensor
     rows: Tensor
     units: Float | None = None
+    device: torch.device | None = None
+
+    @property
+    def where(self) -> torch.device:
+        """Where to compute."""
+        return exact_device(self.device or self.inputs.device)
 
     @functools.cached_property
     def _center(self) -> Tensor:
-        total = torch.zeros(self.side, dtype=torch.float64, device=self.inputs.device)
+        total = torch.zeros(self.side, dtype=torch.float64, device=self.where)
         for part in torch.split(self.rows, CHUNK):
-            total += self.inputs[part].double().sum(dim=0)
+            total += self.inputs[part].to(self.where).double().sum(dim=0)
         return total / len(self.rows)
 
     @functools.cached_property
@@ -69,7 +78,7 @@ class SampleCovariance:
         """The diagonal."""
         total = torch.zeros_like(self._center)
         for part in torch.split(self.rows, CHUNK):
-            total += ((self.inputs[part].double() - self._center) ** 2).sum(dim=0)
+            total += ((self.inputs[part].to(self.where).double() - self._center) ** 2).sum(dim=0)
         found = np.asarray((total / len(self.rows)).cpu().numpy())
         return found if self.units is None else found / self.units**2
 
@@ -92,7 +101,8 @@ class SampleCovariance:
 
     def _chunk(self, part: Tensor) -> Tensor:
         """Return some samples, centred and in units."""
-        centered = self.inputs[part].to(self.precision) - self._center.to(self.precision)
+        some = self.inputs[part].to(self.where)
+        centered = some.to(self.precision) - self._center.to(self.precision)
         return (
             centered if self.units is None else centered / torch.as_tensor(self.units).to(centered)
         )
@@ -113,7 +123,7 @@ class SampleCovariance:
         width = min(rank + OVERSAMPLING, self.side)
         source = torch.Generator().manual_seed(0)
         drawn = torch.randn(self.side, width, generator=source, dtype=torch.float64)
-        block = torch.linalg.qr(drawn.to(self.inputs.device))[0]
+        block = torch.linalg.qr(drawn.to(self.where))[0]
         basis, images = block, self.times(block)
         for _ in range(MOST_PRODUCTS):
             projected = basis.T @ images
@@ -187,7 +197,7 @@ def factor_samples(covariance: SampleCovariance, rank: int) -> tuple[Float, Floa
     trace = float(variances.sum())
     if rank == 0 or trace <= 0:
         vectors = torch.zeros(covariance.side, 0, dtype=torch.float64)
-        vectors, values = vectors.to(covariance.inputs.device), torch.zeros(0)
+        vectors, values = vectors.to(covariance.where), torch.zeros(0)
         top = np.zeros((covariance.side, rank))
     else:
         values, vectors = covariance.leading(rank)

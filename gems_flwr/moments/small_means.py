@@ -211,29 +211,37 @@ class SampledClasses:
         Samples.
     rows : sequence of int tensors
         Which of them belong to each component.
+    device : torch.device, optional
+        Where to compute; by default where the samples are.
     """
 
-    def __init__(self, inputs: Tensor, rows: Sequence[Tensor]) -> None:
+    def __init__(
+        self, inputs: Tensor, rows: Sequence[Tensor], device: torch.device | None = None
+    ) -> None:
         self.inputs, self.rows, self.features = inputs, rows, inputs.shape[1]
+        self.device = device
         self.counts = np.array([len(each) for each in rows], dtype=np.int64)
 
     def mean_and_variance(self, component: int) -> tuple[Float, float]:
         """Return the mean (D,) of a component, and its total variance."""
-        covariance = SampleCovariance(self.inputs, self.rows[component])
+        covariance = SampleCovariance(self.inputs, self.rows[component], device=self.device)
         return covariance.mean, float(covariance.variances.sum())
 
     def frame(self, large: NDArray[np.bool_]) -> Frame:
         """Return what some components, at least one, have in common."""
-        return _SampledFrame([self.inputs[self.rows[c]] for c in np.flatnonzero(large).tolist()])
+        classes = [self.inputs[self.rows[c]] for c in np.flatnonzero(large).tolist()]
+        return _SampledFrame(classes, self.device)
 
 
 class _SampledFrame:
-    def __init__(self, classes: Sequence[Tensor]) -> None:
+    def __init__(self, classes: Sequence[Tensor], device: torch.device | None = None) -> None:
+        self._device = device
         means = [samples.double().mean(dim=0) for samples in classes]
         self.center: Float = np.stack([mean.cpu().numpy() for mean in means]).mean(axis=0)
         self._centered = torch.cat([s - m.to(s) for s, m in zip(classes, means, strict=True)])
 
     def leading(self, numbers: int) -> Float:
         rows = torch.arange(len(self._centered), device=self._centered.device)
-        _, vectors = SampleCovariance(self._centered, rows).leading(numbers)
+        covariance = SampleCovariance(self._centered, rows, device=self._device)
+        _, vectors = covariance.leading(numbers)
         return np.asarray(vectors.flip(1).cpu().numpy())

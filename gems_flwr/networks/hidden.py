@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gems_flwr.devices import chosen_device
 from gems_flwr.errors import ModelError
 from gems_flwr.networks.inputs import Data, batches, watch
 from gems_flwr.networks.layers import weight_layers
@@ -46,6 +47,7 @@ def read_neuron_inputs(
     max_rows: int,
     seed: int,
     activation: nn.Module | None = None,
+    device: str | torch.device = "cpu",
 ) -> NeuronInputs:
     """Return the inputs of a hidden layer.
 
@@ -66,13 +68,15 @@ def read_neuron_inputs(
         Source of the choice.
     activation : torch.nn.Module, optional
         What follows the layer where no module shows it; ReLU by default.
+    device : str or torch.device
+        Where the model runs, batch by batch; the rows come back.
 
     Raises
     ------
     ModelError
         If the model is no such chain, or there is no data.
     """
-    model = resize_model(model, arrays).eval()
+    model = resize_model(model, arrays).eval().to(chosen_device(device))
     layers = weight_layers(arrays)
     name = layers[index].name
     module = dict(model.named_modules())[name]
@@ -85,7 +89,7 @@ def read_neuron_inputs(
     for x, _ in batches(data):
         if not seen:
             found = _checked_chain(model, x[:2], [layer.name for layer in layers], index)
-        seen.append(watch(model, x, [name])[0].inputs)
+        seen.append(watch(model, x, [name])[0].inputs.cpu())
     if not seen:
         raise ModelError("there is no data to build a space on")
     inputs = torch.cat(seen)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gems_flwr.devices import chosen_device, exact_device
 from gems_flwr.errors import ModelError
 from gems_flwr.networks.surgery import resize_model
 from gems_flwr.samples import Samples
@@ -138,16 +139,19 @@ def watch(model: nn.Module, x: Tensor, names: Iterable[str]) -> list[Step]:
 
 
 def on_device_of(model: nn.Module, x: Tensor) -> Tensor:
-    """Return a batch as the model wants it."""
+    """Return a batch where the model is, and as it wants it."""
     weight = next(model.parameters())
     return x.to(weight.device, weight.dtype)
 
 
-def linear_layer(arrays: Arrays, output: OutputLayer) -> tuple[Tensor, Tensor | None]:
-    """Return weight and bias of a model's output layer in single precision."""
+def linear_layer(
+    arrays: Arrays, output: OutputLayer, device: str | torch.device = "cpu"
+) -> tuple[Tensor, Tensor | None]:
+    """Return weight and bias of a model's output layer in single precision, for exact sums."""
+    where = exact_device(device)
     weight = torch.from_numpy(np.array(arrays[output.weight])).float()
     bias = torch.from_numpy(np.array(arrays[output.bias])).float() if output.bias else None
-    return weight, bias
+    return weight.to(where), None if bias is None else bias.to(where)
 
 
 class LayerReader:
@@ -164,6 +168,8 @@ class LayerReader:
         Name of the output layer in the module, where it cannot be found.
     call : str
         What to write where the module is missing.
+    device : str or torch.device
+        Where the model runs: batches go there one by one, and what a layer sees comes back.
     """
 
     def __init__(
@@ -173,13 +179,14 @@ class LayerReader:
         layer: str | None = None,
         *,
         call: str = "good_enough_mod(data, model=Net)",
+        device: str | torch.device = "cpu",
     ) -> None:
         self._call = call
         self._module: nn.Module | None = None
         self._name = layer
         self._arrays = arrays
         if model is not None:
-            self._module = resize_model(model, arrays).eval()
+            self._module = resize_model(model, arrays).eval().to(chosen_device(device))
             if layer is not None and layer not in dict(model.named_modules()):
                 names = [n for n, m in model.named_modules() if isinstance(m, nn.Linear)]
                 raise ModelError(f"the model has no layer '{layer}'; its linear layers are {names}")
@@ -204,7 +211,7 @@ class LayerReader:
         inputs, labels = [], []
         for x, y in batches(data):
             inputs.append(self._inputs(x))
-            labels.append(_classes(y, len(x)))
+            labels.append(_classes(y, len(x)).cpu())
         if not inputs:
             raise ModelError("there is no data to build a space on")
         result = Samples(torch.cat(inputs), torch.cat(labels))
@@ -217,9 +224,9 @@ class LayerReader:
 
     def _inputs(self, x: Tensor) -> Tensor:
         if self._module is None:
-            return x.reshape(len(x), -1).float()
+            return x.reshape(len(x), -1).float().cpu()
         assert self._name is not None
-        return watch(self._module, x, [self._name])[0].inputs
+        return watch(self._module, x, [self._name])[0].inputs.cpu()
 
     def _find(self, x: Tensor) -> str:
         """Return the linear layer whose output is the model's, or makes its probabilities."""

@@ -172,7 +172,8 @@ class RandomFilters(nn.Module):
             )
         pixels = (images.shape[2] // self.block) * (images.shape[3] // self.block)
         size = max(1, _CHUNK_VALUES // (self.filters * pixels))
-        if len(images) <= size:
+        # In parts for the sake of memory; a program that is traced has no number of images yet.
+        if torch.compiler.is_compiling() or len(images) <= size:
             return self._lift(images)
         return torch.cat([self._lift(part) for part in torch.split(images, size)])
 

@@ -129,6 +129,8 @@ def start_afresh(model: nn.Module, other: nn.Module, seed: int) -> None:
 
 def _as_numpy(array: Any) -> NDArray:
     """Return an array of whatever kind: Flower's and torch's know how to become one of numpy's."""
+    if isinstance(array, torch.Tensor):
+        array = array.detach().cpu()
     return np.asarray(array.numpy() if hasattr(array, "numpy") else array)
 
 

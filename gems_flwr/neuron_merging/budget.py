@@ -24,6 +24,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from gems_flwr.devices import exact_device
 from gems_flwr.moments.class_clusters import k_means
 from gems_flwr.neuron_merging.distinct import Distinct
 from gems_flwr.neuron_merging.merged_layer import Member, MergedLayer, in_balls
@@ -85,7 +86,11 @@ def _without(merged: MergedLayer, positions: Sequence[int]) -> MergedLayer:
 
 
 def shrink(
-    merged: MergedLayer, layers: Sequence[NeuronBalls], max_neurons: int, seed: int
+    merged: MergedLayer,
+    layers: Sequence[NeuronBalls],
+    max_neurons: int,
+    seed: int,
+    device: str = "cpu",
 ) -> MergedLayer:
     """Return at most so many neurons, each the weighted mean of a cluster of merged ones.
 
@@ -99,6 +104,8 @@ def shrink(
         Clusters, at least 1.
     seed : int
         Seed of k-means.
+    device : str
+        Where k-means runs.
     """
     if len(merged) <= max_neurons:
         return merged
@@ -106,8 +113,10 @@ def shrink(
     weights = np.maximum(merged.importance, 1e-12 * merged.importance.max())
     if not weights.any():
         weights = np.ones(len(merged))
-    points = torch.from_numpy(merged.weights - merged.weights.mean(axis=0))
-    labels = k_means(points, max_neurons, seed, weights=torch.from_numpy(weights))[0].numpy()
+    where = exact_device(device)
+    points = torch.from_numpy(merged.weights - merged.weights.mean(axis=0)).to(where)
+    shares = torch.from_numpy(weights).to(where)
+    labels = k_means(points, max_neurons, seed, weights=shares)[0].cpu().numpy()
     found = []
     for label in np.unique(labels):
         mine = np.flatnonzero(labels == label)

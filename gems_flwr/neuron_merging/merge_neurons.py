@@ -39,6 +39,7 @@ def merge_neurons(
     within_node: bool | None = None,
     budget: Budget = "drop",
     seed: int,
+    device: str = "cpu",
 ) -> MergedLayer:
     """Return one layer that has a neuron in every ball of every node.
 
@@ -64,6 +65,8 @@ def merge_neurons(
         How to meet the size budget; see `prune` and `shrink`.
     seed : int
         Seed of k-means and of the random projection.
+    device : str
+        Where k-means runs; what balls have in common is decided on the CPU.
 
     Raises
     ------
@@ -81,7 +84,7 @@ def merge_neurons(
     items = distinct_neurons(layers)
     if method == "kmeans":
         within = True if within_node is None else within_node
-        points, groups = merge_in_clusters(items, clusters, within, seed)
+        points, groups = merge_in_clusters(items, clusters, within, seed, device)
     elif method == "verified":
         points, _, groups = merge_in_one_pass(items, bool(within_node), seed)
     else:
@@ -96,7 +99,7 @@ def merge_neurons(
     if budget == "drop":
         merged = prune(merged, max_neurons)
     else:
-        merged = shrink(merged, layers, max_neurons, seed)
+        merged = shrink(merged, layers, max_neurons, seed, device)
     return pad(merged, max_neurons) if exact else merged
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gems_flwr.devices import exact_device
 from gems_flwr.moments.class_clusters import k_means
 from gems_flwr.neuron_merging.common_point import common_point, inner_ball, inside, mean_if_common
 from gems_flwr.neuron_merging.distinct import Distinct
@@ -26,7 +27,7 @@ Grown = list[tuple[Float, list[int]]]
 
 
 def merge_in_clusters(
-    items: Distinct, clusters: int, within_node: bool, seed: int
+    items: Distinct, clusters: int, within_node: bool, seed: int, device: str = "cpu"
 ) -> tuple[Float, list[list[int]]]:
     """Return the merged neurons and which items each stands for.
 
@@ -40,21 +41,25 @@ def merge_in_clusters(
         Whether neurons of one node may merge.
     seed : int
         Seed of k-means.
+    device : str
+        Where k-means runs.
     """
     found: Grown = []
-    for cluster in _clusters(items, clusters, seed):
+    for cluster in _clusters(items, clusters, seed, device):
         found += _merge_cluster(items, cluster, within_node)
     return np.stack([point for point, _ in found]), [group for _, group in found]
 
 
-def _clusters(items: Distinct, clusters: int, seed: int) -> list[NDArray[np.intp]]:
+def _clusters(items: Distinct, clusters: int, seed: int, device: str) -> list[NDArray[np.intp]]:
     if len(items) <= clusters:
         return [np.array([i]) for i in range(len(items))]
     points = items.centers.astype(np.float64)
     points -= points.mean(axis=0)
     # A centre that many neurons share pulls as often.
     counts = torch.tensor([len(m) for m in items.members], dtype=torch.float64)
-    labels = k_means(torch.from_numpy(points), clusters, seed, weights=counts)[0].numpy()
+    where = exact_device(device)
+    there = (torch.from_numpy(points).to(where), clusters, seed)
+    labels = k_means(*there, weights=counts.to(where))[0].cpu().numpy()
     return [np.flatnonzero(labels == label) for label in np.unique(labels)]
 
 

@@ -75,7 +75,7 @@ def certified_loss_radius(data: LayerData, quality: Quality) -> float:
     largest = torch.topk(lengths, 2, dim=1).values.sum(dim=1).sqrt()
     by_slope = room / float(largest.double().mean())
     residual = scores.softmax(dim=1)
-    residual[torch.arange(len(y)), y] -= 1
+    residual[torch.arange(len(y), device=y.device), y] -= 1
     if data.weight.shape[0] == 1:
         residual = residual[:, 1:]
     gradient = data.on_surface(data.flat((residual.T @ x / len(y))[None]))

@@ -3,7 +3,8 @@
 Public is what ``__all__`` of `flwr.app`, `flwr.clientapp`, `flwr.clientapp.mod`, `flwr.serverapp`,
 `flwr.serverapp.strategy` and `flwr.simulation` lists; nothing else of Flower is imported anywhere
 but here (`tests/test_architecture.py`). Beside each name stands what it is needed for, and what to
-do when it goes. ``make test-flower`` tries every Flower version that the project admits.
+do when it goes. ``make test-flower`` tries every Flower version that the project admits. How its
+records keep their entries is known to `gems_flwr.wire.quick_records` alone.
 
 The tests' own grid (`tests/helpers/helpers_superlink.py`) stands on more of Flower's insides, which
 the library itself does not need.
@@ -11,14 +12,14 @@ the library itself does not need.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from uuid import uuid4
 
 from flwr.app import Context, Message, RecordDict
 
 # The in-process grid hands messages over as Flower does, head and content by themselves, so that
-# the bytes of arrays need not be copied. When they go: let `copy_message` of that grid serialise
-# whole messages, which costs a copy of each model.
+# the bytes of arrays need not be copied. When they go: let `copy_message` (`message_copies`)
+# serialise whole messages, which costs a copy of each model.
 from flwr.app.message import make_message, remove_content_from_message
 
 # Who speaks for a node that was lost, and the numbers of errors, which Flower keeps in a class of
@@ -30,8 +31,6 @@ from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 # go: look for their new place first, since files that are on disk need them; all that is asked of
 # them is that bytes of earlier versions can still be read.
 from flwr.common.serde import (
-    array_from_proto,
-    array_to_proto,
     message_from_proto,
     message_to_proto,
     recorddict_from_proto,
@@ -43,7 +42,6 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 # registered and started. When it goes: use whatever `get_nodes` returns then; without it nodes are
 # ordered by their ids.
 from flwr.proto.node_pb2 import NodeInfo
-from flwr.proto.recorddict_pb2 import Array as ProtoArray
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
 # The run that a grid belongs to, which `Grid.set_run` takes and `Grid.run` returns. When it goes:
@@ -80,8 +78,9 @@ def number_message(message: Message) -> str:
 
     Flower has no public way: its own grids write into the metadata likewise.
     """
-    message.metadata.__dict__["_message_id"] = str(uuid4())
-    return message.metadata.message_id
+    message_id = os.urandom(16).hex()
+    message.metadata.__dict__["_message_id"] = message_id
+    return message_id
 
 
 def records_to_bytes(content: RecordDict) -> bytes:
@@ -102,12 +101,9 @@ __all__ = [
     "ClientAppCallable",
     "Mod",
     "NodeInfo",
-    "ProtoArray",
     "ProtoMessage",
     "Run",
     "TaskIdentity",
-    "array_from_proto",
-    "array_to_proto",
     "make_message",
     "message_from_proto",
     "message_to_proto",

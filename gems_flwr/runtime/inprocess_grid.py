@@ -1,10 +1,10 @@
 """A Grid that runs the ClientApp in this process: no Ray, no network, starts at once.
 
-It is as strict as real Flower. Everything but the bytes of arrays goes through Flower's own
-serialisation, so nothing passes that could not be sent, and nothing but those bytes, which cannot
-be changed, is shared with the sender. A handler that raises gives an error reply; one that returns
-no reply, or does not return in time, gives none. Node ids are scattered numbers, in no relation to
-the order of the data.
+It is as strict as real Flower. Messages and states are copied as if they had been sent
+(`gems_flwr.runtime.message_copies` says how): nothing passes that could not be sent, and nothing
+that can be changed is shared with the sender. A handler that raises gives an error reply; one that
+returns no reply, or does not return in time, gives none. Node ids are scattered numbers, in no
+relation to the order of the data.
 
 Two things differ from a real network, on purpose:
 
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
@@ -31,58 +31,12 @@ from gems_flwr.runtime.flower_internals import (
     HANDLER_RAISED,
     SUPERLINK_NODE_ID,
     NodeInfo,
-    ProtoArray,
-    ProtoMessage,
     Run,
     TaskIdentity,
-    array_from_proto,
-    array_to_proto,
-    make_message,
-    message_from_proto,
-    message_to_proto,
     number_message,
-    records_from_bytes,
-    records_to_bytes,
-    remove_content_from_message,
 )
+from gems_flwr.runtime.message_copies import copy_content, copy_message
 from gems_flwr.runtime.seeding import generator
-
-
-def copy_message(message: Message) -> Message:
-    """Return a message as its receiver gets it."""
-    sent = message_to_proto(remove_content_from_message(message)).SerializeToString()
-    received = message_from_proto(ProtoMessage.FromString(sent))
-    if received.has_error():
-        return received
-    return make_message(received.metadata, copy_content(message.content))
-
-
-def copy_content(content: RecordDict) -> RecordDict:
-    """Return records as their receiver gets them."""
-    others = RecordDict()
-    for key, record in content.items():
-        if not isinstance(record, ArrayRecord):
-            others[key] = record
-    received = records_from_bytes(records_to_bytes(others))
-    copied = RecordDict()
-    for key, record in content.items():
-        copied[key] = (
-            ArrayRecord({name: _copy_array(array) for name, array in record.items()})
-            if isinstance(record, ArrayRecord)
-            else received[key]
-        )
-    return copied
-
-
-def _copy_array(array: Array) -> Array:
-    if not isinstance(array.data, bytes):
-        raise TypeError(f"the data of an array must be bytes, got {type(array.data).__name__}")
-    shell = Array(dtype=array.dtype, shape=array.shape, stype=array.stype, data=b"")
-    sent = array_to_proto(shell).SerializeToString()
-    copied = array_from_proto(ProtoArray.FromString(sent))
-    copied.data = array.data
-    return copied
-
 
 NodeConfig = Mapping[str, bool | int | float | str]
 
@@ -210,7 +164,7 @@ class InProcessGrid(Grid):
             node_id=node,
             node_config=dict(self._configs[node]),
             # A copy: what a handler does to it before it fails is forgotten.
-            state=copy_content(self._states.get(node, RecordDict())),
+            state=copy_content(self._states[node]) if node in self._states else RecordDict(),
             run_config=dict(self._run_config),
         )
         try:
@@ -218,14 +172,18 @@ class InProcessGrid(Grid):
             if reply is None:
                 return None
             sent = copy_message(reply)
-            state = copy_content(context.state)
+            # Again a copy: what a handler does to it later, in a thread of its own, is not seen.
+            state = copy_content(context.state) if context.state else None
         except TimeoutError:
             self._worker = _Worker()
             return None
         except Exception as error:
             failed = Error(code=HANDLER_RAISED, reason=describe_fault(error))
             return _with_id(Message(failed, reply_to=message))
-        self._states[node] = state
+        if state is None:
+            self._states.pop(node, None)
+        else:
+            self._states[node] = state
         return _with_id(sent)
 
 

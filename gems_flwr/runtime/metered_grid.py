@@ -37,6 +37,7 @@ _NOT_TAKEN = (
     "the SuperLink did not take the message: the node has left the federation, or the message is "
     "too large"
 )
+_UP, _DOWN = 0, 1
 _STARTED_ANEW = "the node was started anew before it had answered"
 
 
@@ -111,8 +112,9 @@ class MeteredGrid(Grid):
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self._total = Traffic()
-        self._cells: defaultdict[tuple[int, int], Traffic] = defaultdict(Traffic)
+        # As in `Traffic`: bytes up and down, messages up and down.
+        self._total = [0, 0, 0, 0]
+        self._cells: defaultdict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
         # By message: the round that it belongs to and the node that it was sent to.
         self._sent: dict[str, tuple[int, int]] = {}
         self._round_of_node: dict[int, int] = {}
@@ -127,7 +129,7 @@ class MeteredGrid(Grid):
     @property
     def total(self) -> Traffic:
         """All traffic so far."""
-        return self._total
+        return Traffic(*self._total)
 
     @property
     def by_round(self) -> dict[int, Traffic]:
@@ -142,7 +144,7 @@ class MeteredGrid(Grid):
     def _summed(self, axis: int) -> dict[int, Traffic]:
         sums: defaultdict[int, Traffic] = defaultdict(Traffic)
         for key, traffic in sorted(self._cells.items()):
-            sums[key[axis]] += traffic
+            sums[key[axis]] += Traffic(*traffic)
         return dict(sums)
 
     # --- the Grid interface -------------------------------------------------------------------
@@ -292,7 +294,7 @@ class MeteredGrid(Grid):
             self._sent[message.metadata.message_id] = (server_round, node)
             self._round_of_node[node] = server_round
             size = payload_bytes(message.content)
-            self._add(server_round, node, Traffic(bytes_down=size, messages_down=1))
+            self._add(server_round, node, _DOWN, size)
 
     def _count_up(self, replies: list[Message]) -> None:
         for reply in replies:
@@ -304,11 +306,12 @@ class MeteredGrid(Grid):
             size = (
                 len(reply.error.reason or "") if reply.has_error() else payload_bytes(reply.content)
             )
-            self._add(server_round, node, Traffic(bytes_up=size, messages_up=1))
+            self._add(server_round, node, _UP, size)
 
-    def _add(self, server_round: int, node: int, traffic: Traffic) -> None:
-        self._cells[server_round, node] += traffic
-        self._total += traffic
+    def _add(self, server_round: int, node: int, direction: int, size: int) -> None:
+        for counts in (self._cells[server_round, node], self._total):
+            counts[direction] += size
+            counts[direction + 2] += 1
 
 
 def _lost(message: Message, reason: str) -> Message:

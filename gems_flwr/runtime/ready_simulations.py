@@ -11,10 +11,14 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from gems_flwr.errors import NotInstalledError
+from gems_flwr.errors import ModelError, NotInstalledError
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 # Commands, what each runs, and what it does in a few words.
@@ -75,3 +79,56 @@ def start_simulations(command: str, arguments: Sequence[str]) -> int:
     # Hydra reads the arguments from there.
     sys.argv = [f"gems-flwr {command}", *arguments]
     return int(importlib.import_module(COMMANDS[command][0]).main())
+
+
+def network_of(
+    network: Mapping[str, Any], input_shape: Sequence[int], classes: int
+) -> Callable[[], nn.Module]:
+    """Return what builds the network of a run, by the name in the run's own file.
+
+    Only functions of the simulations are called: a folder that came from somebody else can name
+    anything.
+
+    Parameters
+    ----------
+    network : mapping from str to object
+        ``_target_``, and options.
+    input_shape : sequence of int
+        Shape of one example.
+    classes : int
+        Number of classes; 0 for a number.
+
+    Raises
+    ------
+    ModelError
+        If there is no such function, or it does not take the options.
+    NotInstalledError
+        If this library was installed without the simulations.
+    """
+    options = dict(network)
+    target = options.pop("_target_", None)
+    module, _, name = str(target).rpartition(".")
+    if not module.startswith("simulations."):
+        raise ModelError(
+            f"the network is built by {target!r}, which is none of this project's functions: say "
+            "how to build it, --model module:name"
+        )
+    folder = str(simulations_folder())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        build: Any = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ModelError(f"there is no network {target}: {error}") from error
+    # Not what that module has imported from elsewhere.
+    if getattr(build, "__module__", None) != module or not callable(build):
+        raise ModelError(f"{target} is no function of {module}")
+
+    def made() -> nn.Module:
+        try:
+            built: nn.Module = build(input_shape=tuple(input_shape), classes=classes, **options)
+        except (TypeError, ValueError) as error:
+            raise ModelError(f"{target} does not build a network: {error}") from error
+        return built
+
+    return made

@@ -23,7 +23,7 @@ from gems_flwr.runtime.checkpoint import CheckpointFolder
 from gems_flwr.runtime.flower_internals import SUPERLINK_NODE_ID
 from gems_flwr.runtime.metered_grid import MeteredGrid, Traffic
 from gems_flwr.server.addressing import add_reason, answered_node, as_the_nodes, is_lost
-from gems_flwr.server.log import log_event, log_warning, readable
+from gems_flwr.server.log import is_heard, log_event, log_warning, readable
 from gems_flwr.server.nodes import Nodes
 from gems_flwr.server.settings import Callback
 from gems_flwr.wire.fault_reasons import fault_in
@@ -409,6 +409,8 @@ class Exchange:
 
     def _log_reply(self, reply: Message, seconds: float) -> None:
         """Log what came; whether it is of use is known only when it has been looked at."""
+        if not is_heard():
+            return
         came: dict[str, object] = {"bytes": 0}
         if reply.has_content():
             came["bytes"] = payload_bytes(reply.content)

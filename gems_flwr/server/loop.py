@@ -33,6 +33,7 @@ from gems_flwr.server.replay import play_despite_replies
 from gems_flwr.server.round_log import RoundLog, owning_its_folder
 from gems_flwr.server.round_methods import EvaluateFn, RoundMethods
 from gems_flwr.server.run_summary import end_lines, start_lines
+from gems_flwr.server.settings import telling_of_errors
 from gems_flwr.server.state import RoundOutcome, RoundRecord, RunResult, ServerState
 from gems_flwr.server.withdrawing import (
     play_without_leavers,
@@ -85,6 +86,7 @@ class RoundLoop(RoundMethods):
     """
 
     @owning_its_folder
+    @telling_of_errors
     def start(
         self,
         grid: Grid,
@@ -322,7 +324,9 @@ class RoundLoop(RoundMethods):
         if is_heard():
             log_text(*start_lines(self._name, rounds, state, *configs))
         self.summary()
+        settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         for callback in self.callbacks:
+            callback.on_setup(settings, state.history)
             callback.on_start(self._name, rounds, state.round)
 
     def _log_end(self, result: RunResult, seconds: float) -> None:

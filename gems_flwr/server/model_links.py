@@ -50,6 +50,7 @@ from gems_flwr.wire.compression_messages import (
 from gems_flwr.wire.fault_reasons import is_without_mod
 from gems_flwr.wire.keys import ARRAYS, MODEL
 from gems_flwr.wire.packed_records import open_packed, pack_bytes, packed_models
+from gems_flwr.wire.quick_records import records_of
 from gems_flwr.wire.records import put_instead, to_numpy
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ class ModelLinks:
     def _pack(self, message: Message, node: str) -> None:
         """Replace the models in a message by what the node lacks of them."""
         content, records = message.content, dict[str, tuple[int, int, int]]()
-        for key, record in list(content.array_records.items()):
+        for key, record in records_of(content, ArrayRecord).items():
             if key != self._arrays_key and not key.startswith(f"{MODEL}/"):
                 continue
             digest = self._digest(record)

@@ -19,6 +19,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
+from gems_flwr.devices import check_device
 from gems_flwr.errors import OptionError
 from gems_flwr.intersect.tuning import fine_tune_linear, fine_tune_network
 from gems_flwr.networks.inputs import LayerReader
@@ -64,16 +65,28 @@ def first_samples(public: ArrayPair, count: int) -> tuple[Tensor, Tensor]:
 
 
 def tune_network(
-    arrays: Arrays, model: nn.Module, data: tuple[Tensor, Tensor], *, rate: float, seed: int
+    arrays: Arrays,
+    model: nn.Module,
+    data: tuple[Tensor, Tensor],
+    *,
+    rate: float,
+    seed: int,
+    device: str = "cpu",
 ) -> Arrays:
     """Return a model after all of its weights were tuned; `seed` is the run's."""
     resize_model(model, arrays)
-    fine_tune_network(model, *data, rate=rate, seed=derive_seed(seed, "tune"))
+    fine_tune_network(model, *data, rate=rate, seed=derive_seed(seed, "tune"), device=device)
     return to_numpy(ArrayRecord(model.state_dict()))
 
 
 def tune_last_layer(
-    arrays: Arrays, model: nn.Module, data: tuple[Tensor, Tensor], *, rate: float, seed: int
+    arrays: Arrays,
+    model: nn.Module,
+    data: tuple[Tensor, Tensor],
+    *,
+    rate: float,
+    seed: int,
+    device: str = "cpu",
 ) -> Arrays:
     """Return a model after its linear output layer was tuned; `seed` is the run's.
 
@@ -82,7 +95,7 @@ def tune_last_layer(
     OptionError
         If the output layer has no bias, or a single output.
     """
-    reader = LayerReader(arrays, model)
+    reader = LayerReader(arrays, model, device=device)
     layer = reader.output_layer(data)
     if layer.bias is None or layer.outputs < 2:
         raise OptionError(
@@ -92,7 +105,7 @@ def tune_last_layer(
     seen = reader.read(data, layer)
     start = flatten_linear(arrays[layer.weight], arrays[layer.bias])
     point = fine_tune_linear(
-        start, seen.inputs, seen.labels, layer.num_classes, rate=rate, seed=seed
+        start, seen.inputs, seen.labels, layer.num_classes, rate=rate, seed=seed, device=device
     )
     return layer.replace_in(arrays, point)
 
@@ -113,6 +126,8 @@ class TunesOnPublicData(RoundLoop):
         Public inputs of the network, and their classes; needed for `tune`.
     build_model : callable, optional
         Returns the torch module; needed for `tune`.
+    device : str, default "cpu"
+        Where the server tunes; see `gems_flwr.good_enough_mod`.
     **loop
         See `RoundLoop`.
     """
@@ -122,12 +137,14 @@ class TunesOnPublicData(RoundLoop):
     tune_rate: float = 1e-3
     public_data: ArrayPair | None = None
     build_model: BuildModel | None = None
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tune_layers not in get_args(TuneLayers):
             raise OptionError(f"tune_layers must be 'last' or 'all', got {self.tune_layers!r}")
         check_tuning(self.tune, self.tune_rate, self.public_data)
+        check_device(self.device)
         if self.tune and self.build_model is None:
             raise OptionError(f"tune={self.tune} needs build_model, which returns the torch module")
 
@@ -152,7 +169,12 @@ class TunesOnPublicData(RoundLoop):
         assert self.build_model is not None
         tune_layers = tune_network if self.tune_layers == "all" else tune_last_layer
         tuned = tune_layers(
-            arrays, self.build_model(), self.public_sample(), rate=self.tune_rate, seed=self.seed
+            arrays,
+            self.build_model(),
+            self.public_sample(),
+            rate=self.tune_rate,
+            seed=self.seed,
+            device=self.device,
         )
         # A node may send weights that are finite and from which no training leads anywhere.
         if all(np.isfinite(array).all() for array in tuned.values()):

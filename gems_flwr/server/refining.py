@@ -74,6 +74,7 @@ class RefineOptions:
     class_weight: ClassWeight = "counts"
     robust: bool = False
     public: Samples | None = None
+    device: str = "cpu"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -295,7 +296,14 @@ class RefineRound:
     ) -> tuple[float, Float, Float]:
         """Add what public samples say."""
         if (public := self.options.public) is not None:
-            own = loss_sums(public, self.point, self.scale, self._ones, by_class=len(softmax) > 1)
+            own = loss_sums(
+                public,
+                self.point,
+                self.scale,
+                self._ones,
+                by_class=len(softmax) > 1,
+                device=self.options.device,
+            )
             factor = public_weight(len(public)) / len(public)
             loss, gradient = loss + factor * own.loss, gradient + factor * own.gradient
             softmax = softmax + factor * own.curvature
@@ -306,7 +314,8 @@ class RefineRound:
         if public is None:
             return np.zeros(len(tried))
         directions = np.stack([self.point, direction])
-        sums = losses_along(public, self.point, directions, tried, self.scale, self._ones)
+        about = (directions, tried, self.scale, self._ones, self.options.device)
+        sums = losses_along(public, self.point, *about)
         return np.asarray(sums * public_weight(len(public)) / len(public))
 
     @property

@@ -17,6 +17,7 @@ from gems_flwr.server.exchange import Answer
 from gems_flwr.server.log import log_warning
 from gems_flwr.typing import Metrics
 from gems_flwr.wire.model_replies import MetricsReply, ModelReply
+from gems_flwr.wire.quick_records import records_of
 
 _LIST = "a list"
 
@@ -44,7 +45,7 @@ def comparable_contents(
     for answer in answers:
         content, weight = answer.value.content, answer.value.num_examples
         assert content is not None
-        [(name, record)] = content.metric_records.items()
+        [(name, record)] = records_of(content, MetricRecord).items()
         if left_out or record[weight_key] != weight:
             kept = {key: value for key, value in record.items() if key not in left_out}
             content = RecordDict(dict(content))

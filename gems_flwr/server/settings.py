@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from gems_flwr.compression.difference_coding import Form, check_form
 from gems_flwr.errors import OptionError
@@ -26,6 +28,17 @@ class Callback:
     ...         print("round", record.round, "is done")
     >>> strategy = FedAvg(callbacks=[Bell()])
     """
+
+    def on_setup(self, settings: Mapping[str, object], history: Sequence[RoundRecord]) -> None:
+        """Hear, before `on_start`, what the strategy was told and what is known already.
+
+        Parameters
+        ----------
+        settings : mapping from str to object
+            The strategy's options by name, such as ``seed`` and ``checkpoint_dir``.
+        history : sequence of RoundRecord
+            Round 0, which is the initial model, and the rounds that a resumed run has behind it.
+        """
 
     def on_start(self, strategy: str, num_rounds: int, finished_rounds: int) -> None:
         """Hear that a run begins, or goes on after `finished_rounds`."""
@@ -59,6 +72,9 @@ class Callback:
 
     def on_end(self, result: RunResult) -> None:
         """Hear that the run is done."""
+
+    def on_error(self, error: BaseException) -> None:
+        """Hear that the run has ended with an error, or was interrupted."""
 
 
 class Need(NamedTuple):
@@ -176,3 +192,30 @@ class LoopSettings:
             self.keep_replies = False
         if self.resume and self.checkpoint_dir is None:
             raise OptionError("resume needs a checkpoint_dir")
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Settings = TypeVar("Settings", bound=LoopSettings)
+
+
+def telling_of_errors(
+    start: Callable[Concatenate[Settings, P], R],
+) -> Callable[Concatenate[Settings, P], R]:
+    """Let the callbacks hear of an error that ends a strategy's method, which is raised as it is.
+
+    A display must give the terminal back, and a tracker close its run, in whatever way it ended.
+    """
+
+    @functools.wraps(start)
+    def told(self: Settings, /, *arguments: P.args, **options: P.kwargs) -> R:
+        try:
+            return start(self, *arguments, **options)
+        except BaseException as error:
+            for callback in self.callbacks:
+                # The error that counts is the run's own.
+                with contextlib.suppress(Exception):
+                    callback.on_error(error)
+            raise
+
+    return told

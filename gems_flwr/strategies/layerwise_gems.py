@@ -302,6 +302,7 @@ class LayerwiseGems(TunesOnPublicData):
             max_alone=alone,
             budget=self.budget or (SAME_BUDGET if same else "drop"),
             seed=derive_seed(self.seed, "merge", index),
+            device=self.device,
         )
         merged.verify(list(balls.values()))
         arrays = replace_layer(
@@ -402,6 +403,7 @@ class LayerwiseGems(TunesOnPublicData):
             fraction_train=self.fraction_train,
             checkpoint_dir=self.checkpoint_dir,
             max_examples=self.max_examples,
+            device=self.device,
             **({"ridge": head.ridge} | options),
         )
 
@@ -409,7 +411,7 @@ class LayerwiseGems(TunesOnPublicData):
         """Return what the output layer sees of the public sample."""
         data = self.public_sample()
         assert self.build_model is not None
-        reader = LayerReader(arrays, self.build_model())
+        reader = LayerReader(arrays, self.build_model(), device=self.device)
         seen = reader.read(data, reader.output_layer(data))
         return seen.inputs.cpu().numpy(), seen.labels.cpu().numpy()
 

@@ -25,6 +25,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from gems_flwr.devices import check_device
 from gems_flwr.errors import OptionError, RoundFailedError
 from gems_flwr.intersect.private_steps import LONGEST, NoisyMeans, Spread, Stepping, plain_layer
 from gems_flwr.networks.backbone import SplitModel
@@ -74,6 +75,8 @@ class PrivateGems(RoundLoop):
         Name of the linear output layer, where it is not the last matrix of the model.
     backbone : {"auto", "send", "local"}
         Who is sent the layers below it; see `Gems`.
+    device : str, default "cpu"
+        Where the server solves; see `good_enough_mod`.
     **loop
         See `RoundLoop`. Nodes answer with `secure=SecureSum()` alone: a share of the noise
         protects nobody whose summand can be seen. (Simulations may do without.)
@@ -100,6 +103,7 @@ class PrivateGems(RoundLoop):
     dp_seeded: bool = False
     layer: str | None = None
     backbone: BackboneMode = "auto"
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,6 +120,7 @@ class PrivateGems(RoundLoop):
             if not holds:
                 raise OptionError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
         SharedNoise(self.epsilon, self.delta, nodes=1)
+        check_device(self.device)
         self._backbones = BackboneSender(self.backbone, keep=True)
 
     @property
@@ -174,7 +179,9 @@ class PrivateGems(RoundLoop):
         center, clip = means.center, means.clip
         log_event("private_means", examples=round(means.total), clip=clip)
         total = ask(PrivateSum("spread", clip=clip), SPREAD_PART, arrays, center)
-        spread = Spread.of(total.values["diagonal"], total.values["corner"], means.total)
+        spread = Spread.of(
+            total.values["diagonal"], total.values["corner"], means.total, self.device
+        )
         # That of the gradients to come, if as many nodes take part in them.
         deviation = noise.share(self._gradient_part) * math.sqrt(len(total.nodes))
         first = Stepping.first(means, spread, deviation / means.total)

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from gems_flwr.bounds import MAX_EXAMPLES
 from gems_flwr.compression.difference_coding import Form, PackedModel
@@ -47,6 +47,7 @@ from gems_flwr.wire.model_replies import (
     unpack_model_reply,
 )
 from gems_flwr.wire.packed_records import open_packed_reply, pack_bytes, unpack_bytes
+from gems_flwr.wire.quick_records import make_content, make_metrics, records_of
 
 
 @dataclass(frozen=True)
@@ -117,13 +118,13 @@ def pack_averaging_reply(
     model: SentModel | None,
 ) -> RecordDict:
     """Return a reply: the handler's metrics, the distance if asked for, the model if it is due."""
-    record = MetricRecord(dict(metrics))
+    numbers = dict(metrics)
     if squared_distance is not None:
-        record[SQUARED_DISTANCE] = float(squared_distance)
-    content = RecordDict({METRICS: record, **pack_name(name)})
+        numbers[SQUARED_DISTANCE] = float(squared_distance)
+    records = {METRICS: make_metrics(numbers), **pack_name(name)}
     if model is not None:
-        content[ARRAYS] = pack_bytes(model) if isinstance(model, PackedModel) else model
-    return content
+        records[ARRAYS] = pack_bytes(model) if isinstance(model, PackedModel) else model
+    return make_content(records)
 
 
 def unpack_averaging_reply(
@@ -159,7 +160,7 @@ def unpack_averaging_reply(
     arrays: Arrays | None = None
     if compress != "float32":
         open_packed_reply(content, expected, compress)
-    if content.array_records:
+    if records_of(content, ArrayRecord):
         arrays = unpack_model_reply(content, expected).arrays
     elif must_send:
         raise BadReplyError("the model was asked for, but none came")

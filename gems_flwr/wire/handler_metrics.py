@@ -17,6 +17,7 @@ from flwr.app import MetricRecord, RecordDict
 from gems_flwr.typing import Metrics
 from gems_flwr.wire.keys import METRICS, NUM_EXAMPLES
 from gems_flwr.wire.model_replies import unpack_metrics_reply
+from gems_flwr.wire.quick_records import records_of
 
 T = TypeVar("T")
 
@@ -47,7 +48,7 @@ def put_handler_metrics(content: RecordDict, trained: RecordDict) -> None:
     NaN is no reason to lose what the node has to say.
     """
     finite = MetricRecord()
-    for record in trained.metric_records.values():
+    for record in records_of(trained, MetricRecord).values():
         for key, value in record.items():
             numbers = value if isinstance(value, list) else [value]
             if all(isinstance(number, int) or math.isfinite(number) for number in numbers):
@@ -65,7 +66,7 @@ def unpack_told(content: RecordDict, unpack: Callable[[RecordDict], T]) -> Told[
         Names the key at fault, what was expected and what came.
     """
     value = unpack(content)
-    if not content.metric_records:
+    if not records_of(content, MetricRecord):
         return Told(value)
     reported = unpack_metrics_reply(content)
     return Told(value, reported.num_examples, reported.metrics)

@@ -34,7 +34,8 @@ from gems_flwr.wire.keys import (
     SECAGG_CONFIGS,
     SERVER_ROUND,
 )
-from gems_flwr.wire.records import checked_array, checked_step, only_model
+from gems_flwr.wire.quick_records import make_config, make_content, make_metrics, records_of
+from gems_flwr.wire.records import checked_array, checked_model_array, only_model
 
 
 @dataclass(frozen=True)
@@ -111,13 +112,11 @@ def pack_instruction(
     The config is copied: Flower hands one record to all nodes and changes it in place, which
     shows every node the last one's values.
     """
-    own = ConfigRecord(dict(config))
-    own[SERVER_ROUND] = server_round
-    own[RUN_SEED] = seed
-    content = RecordDict({keys.config: own})
+    own = make_config({**config, SERVER_ROUND: server_round, RUN_SEED: seed})
+    records: dict[str, ConfigRecord | ArrayRecord] = {keys.config: own}
     if arrays is not None:
-        content[keys.arrays] = arrays
-    return content
+        records[keys.arrays] = arrays
+    return make_content(records)
 
 
 def instruction_config(content: RecordDict) -> dict[str, object]:
@@ -137,9 +136,9 @@ def pack_model_reply(
 
 def pack_metrics_reply(metrics: Mapping[str, float], *, num_examples: int, name: str) -> RecordDict:
     """Return the content of a reply to an evaluate message."""
-    record = MetricRecord({key: float(value) for key, value in metrics.items()})
-    record[NUM_EXAMPLES] = int(num_examples)
-    return RecordDict({METRICS: record, **pack_name(name)})
+    numbers = {key: float(value) for key, value in metrics.items()}
+    record = make_metrics({**numbers, NUM_EXAMPLES: int(num_examples)})
+    return make_content({METRICS: record, **pack_name(name)})
 
 
 def pack_examples_reply(features: NDArray, labels: NDArray, *, name: str) -> RecordDict:
@@ -150,7 +149,7 @@ def pack_examples_reply(features: NDArray, labels: NDArray, *, name: str) -> Rec
 
 def pack_name(name: str) -> RecordDict:
     """Return the record by which a node says who it is."""
-    return RecordDict({NODE: ConfigRecord({NAME: name})})
+    return make_content({NODE: make_config({NAME: name})})
 
 
 def unpack_name(content: RecordDict) -> str | None:
@@ -196,10 +195,7 @@ def unpack_model_reply(
         )
     # The sender's order of keys does not matter; ours does.
     arrays = {
-        key: checked_step(
-            checked_array(record[key], key, template.shape, template.dtype), template, key
-        )
-        for key, template in expected.items()
+        key: checked_model_array(record[key], key, template) for key, template in expected.items()
     }
     metrics = unpack_metrics_reply(content, weight_key)
     return ModelReply(arrays, metrics.num_examples, metrics.metrics, content=content)
@@ -207,7 +203,7 @@ def unpack_model_reply(
 
 def unpack_metrics_reply(content: RecordDict, weight_key: str = NUM_EXAMPLES) -> MetricsReply:
     """Validate the metrics of a reply; see `unpack_model_reply`."""
-    records = list(content.metric_records.values())
+    records = list(records_of(content, MetricRecord).values())
     if len(records) != 1:
         raise BadReplyError(f"expected one MetricRecord, got {len(records)}")
     metrics: dict[str, float | list[int] | list[float]] = {}

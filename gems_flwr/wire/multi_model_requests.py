@@ -21,6 +21,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from gems_flwr.wire.keys import ARRAYS, CONFIG, CONTROL, CORRECTION, MODEL, MULTI_MODEL
+from gems_flwr.wire.quick_records import records_of
 
 
 def sent_weights(content: RecordDict) -> dict[str, ArrayRecord]:
@@ -73,6 +74,6 @@ def vector_of(record: ArrayRecord) -> NDArray:
 def _named(content: RecordDict, prefix: str) -> dict[str, ArrayRecord]:
     return {
         key.removeprefix(f"{prefix}/"): record
-        for key, record in content.array_records.items()
+        for key, record in records_of(content, ArrayRecord).items()
         if key.startswith(f"{prefix}/")
     }

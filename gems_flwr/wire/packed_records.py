@@ -13,6 +13,7 @@ from gems_flwr.compression.difference_coding import Form, PackedModel, decode
 from gems_flwr.errors import BadReplyError
 from gems_flwr.typing import Arrays
 from gems_flwr.wire.keys import CODES, EXACT, LAYOUT, SCALES
+from gems_flwr.wire.quick_records import records_of
 from gems_flwr.wire.records import put_instead, to_record
 
 
@@ -49,7 +50,7 @@ def packed_models(content: RecordDict) -> dict[str, PackedModel]:
     """Return the packed models of a message, by key."""
     return {
         key: unpack_bytes(record, key)
-        for key, record in content.config_records.items()
+        for key, record in records_of(content, ConfigRecord).items()
         if EXACT in record
     }
 
@@ -65,7 +66,7 @@ def open_packed_reply(content: RecordDict, base: Arrays, form: Form) -> None:
     found = packed_models(content)
     if not found:
         return
-    if len(found) > 1 or content.array_records:
+    if len(found) > 1 or records_of(content, ArrayRecord):
         raise BadReplyError("expected one packed model and no arrays beside it")
     [(key, packed)] = found.items()
     put_instead(content, key, open_packed(packed, base, form))

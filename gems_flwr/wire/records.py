@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from io import BytesIO
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from gems_flwr.bounds import MAX_JSON_CHARACTERS, MAX_NPY_HEADER_BYTES, MAX_STEP, MAX_VALUE
 from gems_flwr.errors import BadReplyError
 from gems_flwr.spaces.checks import shown
 from gems_flwr.typing import Arrays
+from gems_flwr.wire.array_bytes import promised_bytes, to_array, to_ndarray
 from gems_flwr.wire.keys import SERVER_ROUND
+from gems_flwr.wire.quick_records import make_arrays, records_of
 
 
 def read_json(text: object, key: str) -> dict[str, Any]:
@@ -47,12 +47,13 @@ def read_json(text: object, key: str) -> dict[str, Any]:
 
 def to_numpy(record: ArrayRecord) -> dict[str, NDArray]:
     """Return an ArrayRecord's arrays as numpy arrays."""
-    return {name: array.numpy() for name, array in record.items()}
+    return {name: to_ndarray(array) for name, array in record.items()}
 
 
 def to_record(arrays: Arrays) -> ArrayRecord:
     """Return numpy arrays as an ArrayRecord."""
-    return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
+    made = {name: to_array(np.asarray(array)) for name, array in arrays.items()}
+    return make_arrays(made) if all(type(name) is str for name in made) else ArrayRecord(made)
 
 
 def put_instead(content: RecordDict, key: str, record: ArrayRecord | ConfigRecord) -> None:
@@ -72,7 +73,7 @@ def only_model(content: RecordDict) -> ArrayRecord:
     BadReplyError
         If it carries none, or several.
     """
-    records = list(content.array_records.values())
+    records = list(records_of(content, ArrayRecord).values())
     if len(records) != 1:
         raise BadReplyError(f"expected one ArrayRecord with the model, got {len(records)}")
     return records[0]
@@ -85,13 +86,26 @@ def checked_array(
     dtype: np.dtype | None = None,
 ) -> NDArray:
     """Return the numpy array if it is what it claims to be, what was asked for, and finite."""
+    return _checked(array, key, shape, dtype)[0]
+
+
+def checked_model_array(array: Array, key: str, sent: NDArray) -> NDArray:
+    """Return a trained array if it is like the one that was sent, and not absurdly far from it."""
+    value, size = _checked(array, key, sent.shape, sent.dtype)
+    return checked_step(value, sent, key) if size > MAX_STEP else value
+
+
+def _checked(
+    array: Array, key: str, shape: tuple[int, ...] | None, dtype: np.dtype | None
+) -> tuple[NDArray, float]:
+    """Return a checked array, and its largest absolute value; see `checked_array`."""
     if shape is not None and dtype is not None:
         limit = math.prod(shape) * dtype.itemsize + MAX_NPY_HEADER_BYTES
         if len(array.data) > limit:
             raise BadReplyError(f"array '{key}' has {len(array.data)} bytes, expected <= {limit}")
     try:
         _check_header(array.data)
-        value = array.numpy()
+        value = to_ndarray(array)
     except Exception as error:  # numpy raises many kinds on bytes that are no array
         raise BadReplyError(f"array '{key}' cannot be read: {error}") from error
     if shape is not None and value.shape != shape:
@@ -100,11 +114,12 @@ def checked_array(
         raise BadReplyError(f"array '{key}' has dtype {value.dtype}, expected {dtype}")
     if value.dtype.kind not in "fiub":
         raise BadReplyError(f"array '{key}' has dtype {value.dtype}, expected numbers")
-    if value.dtype.kind == "f" and not np.isfinite(value).all():
+    size = largest(value)
+    if not math.isfinite(size):
         raise BadReplyError(f"array '{key}' holds NaN or infinity")
-    if largest(value) > MAX_VALUE:
+    if size > MAX_VALUE:
         raise BadReplyError(f"array '{key}' holds values above {MAX_VALUE:g}")
-    return value
+    return value, size
 
 
 def checked_step(value: NDArray, sent: NDArray, key: str) -> NDArray:
@@ -116,17 +131,20 @@ def checked_step(value: NDArray, sent: NDArray, key: str) -> NDArray:
 
 
 def largest(value: NDArray) -> float:
-    """Return the largest absolute value of floating-point numbers; 0 for others, or for none."""
-    return float(np.abs(value).max(initial=0)) if value.dtype.kind == "f" else 0.0
+    """Return the largest absolute value of floating-point numbers; 0 for others, or for none.
+
+    NaN if there is any among them.
+    """
+    if value.dtype.kind != "f":
+        return 0.0
+    # Two passes that allocate nothing; both hand on a NaN.
+    low, high = float(value.min(initial=0)), float(value.max(initial=0))
+    return low if math.isnan(low) else max(-low, high)
 
 
 def _check_header(data: bytes) -> None:
     """Refuse bytes whose header promises more than follows: numpy would allocate it first."""
-    stream = BytesIO(data)
-    version = npy.read_magic(stream)
-    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, _, dtype = read(stream)
-    promised = math.prod(shape) * dtype.itemsize
+    promised = promised_bytes(data)
     if promised > len(data):
         raise ValueError(f"its header promises {promised} bytes, {len(data)} came")
 
@@ -160,7 +178,7 @@ def _value_bytes(value: object) -> int:
 
 def instruction_round(content: RecordDict) -> int | None:
     """Return the round that a message belongs to, where it says so."""
-    for record in content.config_records.values():
+    for record in records_of(content, ConfigRecord).values():
         server_round = record.get(SERVER_ROUND)
         if isinstance(server_round, int) and not isinstance(server_round, bool):
             return server_round

@@ -24,6 +24,7 @@ from gems_flwr.typing import Rank
 from gems_flwr.wire.requests import JsonRequest, ScoreRequest, default_of, known_options
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from gems_flwr.moments.class_sums import ClassSums
@@ -65,6 +66,8 @@ class NodeLayer:
     least_in_sums : int, optional
         Fewest samples of a class in sums of which only the total is looked at, where that is the
         node's own choice and not the request's.
+    device : torch.device or str
+        Where the space is computed; layer and samples move there.
     """
 
     weight: Tensor
@@ -74,6 +77,7 @@ class NodeLayer:
     largest_rank: int | None = None
     mean_rule: MeanRule | None = None
     least_in_sums: int | None = None
+    device: torch.device | str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -334,7 +338,7 @@ class Cone(SpaceRequest):
         inputs, labels = node.samples.inputs, node.samples.labels
         classes = max(2, node.weight.shape[0])
         if self.sums:
-            sums = sum_classes(in_chunks(inputs, labels), classes)
+            sums = sum_classes(in_chunks(inputs, labels, device=node.device), classes)
             return sums.over_all_classes(node.least_in_sums or self.min_count or MIN_COUNT)
         return build_cone(
             inputs,
@@ -350,6 +354,7 @@ class Cone(SpaceRequest):
             noise_seed=node.seed if self.dp_seeded else None,
             largest_rank=node.largest_rank,
             mean_rule=node.mean_rule,
+            device=node.device,
         )
 
 
@@ -391,11 +396,15 @@ class Centered(SpaceRequest):
 
     def build(self, node: NodeLayer) -> BallSpace | EllipsoidSpace | CurvedSpace:
         """Return the space around the node's trained layer."""
+        from gems_flwr.devices import exact_device
         from gems_flwr.radii.layer_data import LayerData
         from gems_flwr.radii.layer_radius import radius_curve
         from gems_flwr.spaces.curved_space import CurvedSpace, thin_curve
 
-        data = LayerData(node.weight, node.bias, node.samples.inputs, node.samples.labels)
+        where = exact_device(node.device)
+        weight, bias = (None if t is None else t.to(where) for t in (node.weight, node.bias))
+        assert weight is not None
+        data = LayerData(weight, bias, node.samples.inputs, node.samples.labels)
         # Seeds of torch are signed.
         search = {"directions": self.directions, "seed": node.seed % 2**63}
         space, data = self._around(data, search)

@@ -20,6 +20,7 @@ from gems_flwr.client.limits import UNLIMITED
 from gems_flwr.client.task import Task, TaskSet
 from gems_flwr.client.task_app import task_client_app
 from gems_flwr.runtime.inprocess_grid import InProcessGrid
+from simulations.backends.cluster import connect, disconnect
 from simulations.backends.lockstep import LockstepGrid
 from simulations.backends.lockstep_training import LockstepTrainingGrid
 from simulations.config import BackendConfig, RunConfig
@@ -35,7 +36,7 @@ def simulated_client_app(config: RunConfig) -> ClientApp:
     def make_task(context: Context) -> Task | TaskSet:
         return experiment_of(text).task(int(context.node_config["partition-id"]))
 
-    return task_client_app(make_task, limits=UNLIMITED)
+    return task_client_app(make_task, limits=UNLIMITED, device=config.backend.device)
 
 
 def run_on_backend(config: RunConfig, server: Server) -> dict[str, Any]:
@@ -51,14 +52,32 @@ def run_on_backend(config: RunConfig, server: Server) -> dict[str, Any]:
     return run_on_ray(app, config.nodes, config.backend, server)
 
 
+def _gpus(backend: BackendConfig) -> dict[str, int]:
+    """Return what Ray is told of GPUs; without `total_gpus` it counts those that it finds."""
+    return {} if backend.total_gpus is None else {"num_gpus": backend.total_gpus}
+
+
 def run_on_ray(
     app: ClientApp, nodes: int, backend: BackendConfig, server: Server
 ) -> dict[str, Any]:
     """Run on Flower's simulation engine; see `run_on_backend`."""
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    # A node that takes no share of a GPU sees all of them, instead of none.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     from flwr.simulation import run_simulation
 
+    if backend.address is None:
+        # Told to be its own, or it would look for one that runs on this machine and join that.
+        init_args: dict[str, Any] = {
+            "address": "local",
+            "num_cpus": backend.total_cpus,
+            **_gpus(backend),
+            "log_to_driver": False,
+            "logging_level": "ERROR",
+        }
+    else:
+        connect(backend)
+        init_args = {}
     results: list[dict[str, Any]] = []
     server_app = ServerApp()
 
@@ -80,17 +99,15 @@ def run_on_ray(
                         "num_cpus": backend.client_cpus,
                         "num_gpus": backend.client_gpus,
                     },
-                    "init_args": {
-                        "num_cpus": backend.total_cpus,
-                        "log_to_driver": False,
-                        "logging_level": "ERROR",
-                    },
+                    "init_args": init_args,
                 },
             )
     except KeyboardInterrupt:
         # Flower's server thread would go on waiting for replies; what it received is on disk.
         os._exit(130)
     finally:
+        if backend.address is not None:
+            disconnect()
         # Flower puts its folder on the path at every run.
         if python_path is None:
             os.environ.pop("PYTHONPATH", None)

@@ -1,9 +1,9 @@
 """One run from start to files: what every backend does once it has a grid.
 
 A run's folder holds ``result.json``, ``rounds.jsonl``, ``config.yaml`` (resolved),
-``partition.json``, ``model.safetensors``, and the checkpoint while the run is not finished. One run
-at a time owns it. What a folder holds is never thrown away because it cannot be read: the error
-says what is strange about it.
+``partition.json``, ``model.safetensors``, ``model.json``, and the checkpoint while the run is not
+finished. One run at a time owns it. What a folder holds is never thrown away because it cannot be
+read: the error says what is strange about it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from gems_flwr.disk.faults import disk_faults
 from gems_flwr.disk.files import write_atomically
 from gems_flwr.disk.lock import hold_folder, make_folder
 from gems_flwr.errors import CheckpointError
+from gems_flwr.exporting.description import FILE as DESCRIPTION
 from gems_flwr.runtime.checkpoint import CheckpointFolder
 from gems_flwr.server.settings import Callback
 from gems_flwr.server.state import RunResult
@@ -32,6 +33,8 @@ from gems_flwr.wire.model_replies import single_numbers
 from gems_flwr.wire.records import to_numpy
 from simulations.config import RunConfig, variant_of
 from simulations.experiment.experiment import Experiment
+from simulations.experiment.model_description import describe_models
+from simulations.experiment.run_trackers import start_again
 from simulations.experiment.training import torch_threads
 
 RESULT = "result.json"
@@ -95,10 +98,12 @@ def prepare(config: RunConfig, folder: Path) -> None:
     make_folder(folder)
     before, saved = folder / CONFIG, CheckpointFolder(folder)
     if config.fresh or (before.exists() and _is_other(config, before, saved)):
-        saved.clear()
+        start_again(folder)
     with disk_faults(f"remove {folder / RESULT}"):
         (folder / RESULT).unlink(missing_ok=True)
-    resolved = OmegaConf.to_yaml(OmegaConf.create(asdict(config)))
+    # Who watches is no part of the run, and an address may hold a password.
+    kept = {key: value for key, value in asdict(config).items() if key != "tracking"}
+    resolved = OmegaConf.to_yaml(OmegaConf.create(kept))
     write_atomically(before, resolved.encode())
 
 
@@ -183,6 +188,8 @@ def _run_server(
     summary = summarise(config, result, experiment.dataset.target, seconds=seconds)
     model = to_numpy(result.arrays)
     write_atomically(folder / "model.safetensors", save(model))
+    described = describe_models(experiment, model)
+    write_atomically(folder / DESCRIPTION, described.to_json().encode())
     write_atomically(folder / RESULT, json.dumps(summary, indent=2).encode())
     # Everything in it stands in the other files now.
     CheckpointFolder(folder).clear()

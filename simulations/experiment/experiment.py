@@ -284,6 +284,7 @@ class Experiment:
             architecture=repr(self.config.model),
             scale=self.dataset.scale,
             threads=self.config.backend.threads,
+            device=self.config.backend.device,
         )
         return (model, examples, self.dataset.scale) if lifted is None else (*lifted, 1.0)
 
@@ -294,7 +295,8 @@ class Experiment:
     def output_inputs(self, examples: Examples) -> tuple[NDArray, NDArray]:
         """Return what the initial model's output layer sees of some examples."""
         data = self.tensors(examples)
-        reader = LayerReader(to_numpy(self.initial_arrays()), self.build_model())
+        device = self.config.backend.device
+        reader = LayerReader(to_numpy(self.initial_arrays()), self.build_model(), device=device)
         seen = reader.read(data, reader.output_layer(data))
         return seen.inputs.numpy(), seen.labels.numpy()
 
@@ -349,6 +351,7 @@ class Experiment:
             # Its own nodes build every network at the widths that come.
             "check_widths": False,
             "dp_seeded": simulated,
+            "device": config.backend.device,
         }
         if "buffers" in accepted:
             # Those of a lift are made from a seed and not in the arrays.
@@ -430,7 +433,7 @@ class Experiment:
     ) -> tuple[Arrays, Mapping[str, Any]] | None:
         """Return the best model on pooled data, where it is a linear layer on fixed features."""
         model, pooled = resize_model(self.build_model(), arrays), Examples(features, labels)
-        return linear_optimum(model, self.tensors(pooled), seed)
+        return linear_optimum(model, self.tensors(pooled), seed, self.config.backend.device)
 
     def _learn_serially(
         self, server_round: int, arrays: Arrays, memory: Arrays

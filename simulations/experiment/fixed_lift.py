@@ -11,9 +11,9 @@ import threading
 from collections import OrderedDict
 
 import numpy as np
-import torch
 from torch import nn
 
+from gems_flwr.devices import chosen_device
 from gems_flwr.networks.inputs import watch
 from simulations.data.examples import Examples
 from simulations.experiment.remembered import digest_of
@@ -45,12 +45,19 @@ class LiftMemory:
 
     def __init__(self, limit_bytes: int = _LIMIT_BYTES) -> None:
         self._limit_bytes = limit_bytes
-        self._known: OrderedDict[tuple[str, bytes], Examples] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str, bytes], Examples] = OrderedDict()
         # A node that overstays is left behind in its thread, where it may still train.
         self._lock = threading.Lock()
 
     def lifted(
-        self, model: nn.Module, examples: Examples, *, architecture: str, scale: float, threads: int
+        self,
+        model: nn.Module,
+        examples: Examples,
+        *,
+        architecture: str,
+        scale: float,
+        threads: int,
+        device: str = "cpu",
     ) -> tuple[nn.Linear, Examples] | None:
         """Return a model's output layer and what it sees of some examples.
 
@@ -66,6 +73,8 @@ class LiftMemory:
             Factor of the stored features.
         threads : int
             CPU threads, at least 1.
+        device : str
+            Where the lift is computed, some examples at a time.
 
         Returns
         -------
@@ -75,11 +84,11 @@ class LiftMemory:
         layer = layer_on_lift(model)
         if layer is None or not len(examples):
             return None
-        key = (architecture, digest_of(examples))
+        key = (architecture, device, digest_of(examples))
         with self._lock:
             found = self._known.get(key)
             if found is None:
-                features = _features(model, layer, examples, scale, threads)
+                features = _features(model, layer, examples, scale, threads, device)
                 found = Examples(features, examples.labels)
                 self._known[key] = found
             self._known.move_to_end(key)
@@ -89,15 +98,15 @@ class LiftMemory:
 
 
 def _features(
-    model: nn.Module, layer: nn.Linear, examples: Examples, scale: float, threads: int
+    model: nn.Module, layer: nn.Linear, examples: Examples, scale: float, threads: int, device: str
 ) -> np.ndarray:
     [name] = [name for name, module in model.named_modules() if module is layer]
     rows = []
-    with torch_threads(threads), placed(model, torch.device("cpu"), training=False):
+    with torch_threads(threads), placed(model, chosen_device(device), training=False):
         for start in range(0, len(examples), _CHUNK):
             part = examples.take(np.arange(start, min(start + _CHUNK, len(examples))))
             inputs, _ = tensors(part, scale=scale)
-            rows.append(watch(model, inputs, [name])[0].inputs.numpy())
+            rows.append(watch(model, inputs, [name])[0].inputs.cpu().numpy())
     return np.concatenate(rows)
 
 

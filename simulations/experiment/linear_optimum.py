@@ -28,7 +28,7 @@ FOLDS = 5
 
 
 def linear_optimum(
-    model: nn.Module, data: tuple[Tensor, Tensor], seed: int
+    model: nn.Module, data: tuple[Tensor, Tensor], seed: int, device: str = "cpu"
 ) -> tuple[Arrays, Mapping[str, Any]] | None:
     """Return the best arrays of a model and how they were found; None if it has more to learn.
 
@@ -40,6 +40,9 @@ def linear_optimum(
         All inputs as the model sees them, and all labels.
     seed : int
         Decides what is held out when; at least 0.
+    device : str
+        Where the model computes what its output layer sees; the layer itself is solved for on the
+        CPU.
 
     Returns
     -------
@@ -50,7 +53,7 @@ def linear_optimum(
         ``validation_loss``.
     """
     arrays = {name: each.detach().cpu().numpy() for name, each in model.state_dict().items()}
-    reader = LayerReader(arrays, model)
+    reader = LayerReader(arrays, model, device=device)
     try:
         layer = reader.output_layer(data)
     except ModelError:

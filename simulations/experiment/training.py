@@ -16,6 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from gems_flwr.device_draws import seeded_draws
+from gems_flwr.devices import chosen_device, end_step, has_fused_optimizers, moved, sum_type
 from gems_flwr.errors import OptionError
 from gems_flwr.targets import Classes, Target
 from simulations.data.examples import Examples
@@ -128,7 +130,7 @@ def fit(
     seed : int
         Decides the order of examples and dropout; at least 0.
     device : str
-        ``"cpu"``, or ``"cuda"`` where there is one.
+        Where to compute: a name that `gems_flwr.devices` knows.
     threads : int
         CPU threads, at least 1. Sums are divided among threads, so the same seed gives the same
         bits only for the same number; one is also the quickest for small models.
@@ -155,13 +157,12 @@ def fit(
         raise OptionError(f"proximal_mu must be a number of at least 0, got {proximal_mu!r}")
     if len(examples) == 0:
         raise OptionError("training needs at least one example, got none")
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
-    if not weights:
+    if not any(weight.requires_grad for weight in model.parameters()):
         raise OptionError("training needs at least one weight that requires gradients, got none")
     # Two streams, so that the order of examples does not change with the dropout rate.
     shuffle_seed, dropout_seed = (int(s) for s in np.random.SeedSequence(seed).generate_state(2))
     shuffler = torch.Generator().manual_seed(shuffle_seed)
-    where = _checked_device(device)
+    where = chosen_device(device)
     loss, accuracy = 0.0, None
     best, stale, epochs = -float("inf"), 0, 0
     with (
@@ -169,6 +170,8 @@ def fit(
         placed(model, where, training=True),
         seeded(dropout_seed, where),
     ):
+        # Here, because a model may have other parameters on another device.
+        weights = [weight for weight in model.parameters() if weight.requires_grad]
         inputs, targets = tensors(examples, scale=scale, device=where)
         optimizer = make_optimizer(weights, options)
         pull = Proximal(weights, proximal_mu) if proximal_mu else None
@@ -209,7 +212,7 @@ def predictions(
     batch_size : int
         Examples at once, at least 1; bounds the memory, does not change the result.
     device : str
-        ``"cpu"``, or ``"cuda"`` where there is one.
+        Where to compute: a name that `gems_flwr.devices` knows.
     threads : int
         CPU threads, at least 1. Sums are divided among threads, so the same seed gives the same
         bits only for the same number; one is also the quickest for small models.
@@ -228,13 +231,13 @@ def predictions(
     """
     if not _is_count(batch_size):
         raise OptionError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
-    where = _checked_device(device)
+    where = chosen_device(device)
     rows = []
-    with torch_threads(threads), placed(model, where, training=False), torch.inference_mode():
+    with torch_threads(threads), placed(model, where, training=False), torch.no_grad():
         # One batch even if there are no examples: it tells the number of classes.
         for start in range(0, max(1, len(examples)), batch_size):
             inputs = _features(examples.features[start : start + batch_size], scale).to(where)
-            rows.append(target.predictions(model(inputs)).cpu().numpy())
+            rows.append(target.predictions(model(inputs).cpu()).numpy())
     return np.concatenate(rows)
 
 
@@ -288,7 +291,7 @@ def _epoch(
 ) -> tuple[float, float | None]:
     """Run one pass over the examples; return its mean loss, and accuracy if there is one."""
     # Sums stay tensors until the end: reading a number each step would stall a GPU.
-    loss_sum = torch.zeros((), dtype=torch.float64, device=inputs.device)
+    loss_sum = torch.zeros((), dtype=sum_type(inputs.device), device=inputs.device)
     correct = torch.zeros((), dtype=torch.int64, device=inputs.device)
     judged = 0
     for batch in batches:
@@ -305,6 +308,7 @@ def _epoch(
             if (hits := target.hits(logits, labels)) is not None:
                 correct += hits.sum()
                 judged += len(batch)
+        end_step(inputs.device)
     accuracy = int(correct) / judged if judged else None
     return float(loss_sum) / len(targets), accuracy
 
@@ -312,9 +316,10 @@ def _epoch(
 def make_optimizer(weights: list[nn.Parameter], options: TrainOptions) -> torch.optim.Optimizer:
     """Return the optimiser that the options name, without any state yet."""
     # One fused kernel per step instead of a dozen small ones; RMSprop has none.
+    fused = all(has_fused_optimizers(weight.device) for weight in weights)
     if options.optimizer == "adam":
         return torch.optim.Adam(
-            weights, lr=options.lr, weight_decay=options.weight_decay, fused=True
+            weights, lr=options.lr, weight_decay=options.weight_decay, fused=fused
         )
     if options.optimizer == "sgd":
         return torch.optim.SGD(
@@ -322,7 +327,7 @@ def make_optimizer(weights: list[nn.Parameter], options: TrainOptions) -> torch.
             lr=options.lr,
             momentum=options.momentum,
             weight_decay=options.weight_decay,
-            fused=True,
+            fused=fused,
         )
     return torch.optim.RMSprop(
         weights, lr=options.lr, momentum=options.momentum, weight_decay=options.weight_decay
@@ -332,27 +337,20 @@ def make_optimizer(weights: list[nn.Parameter], options: TrainOptions) -> torch.
 @contextmanager
 def placed(model: nn.Module, device: torch.device, *, training: bool) -> Iterator[None]:
     """Put a model on a device and in a mode, and back afterwards, module by module."""
-    home = next((weight.device for weight in model.parameters()), device)
     modes = {module: module.training for module in model.modules()}
-    try:
-        model.to(device)
-        model.train(training)
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-        model.to(home)
+    with moved(model, device):
+        try:
+            model.train(training)
+            yield
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
 
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed the global generators that dropout draws from, and restore their state afterwards."""
-    # Generators are seeded one by one: torch.manual_seed would also reset those not saved here.
-    on_gpu = device.type == "cuda"
-    with torch.random.fork_rng(devices=[torch.cuda.current_device()] if on_gpu else []):
-        torch.default_generator.manual_seed(seed)
-        if on_gpu:
-            torch.cuda.manual_seed(seed)
+    """Seed what dropout draws from, the same on every device, and restore it afterwards."""
+    with seeded_draws(seed, device):
         yield
 
 
@@ -367,14 +365,6 @@ def torch_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _checked_device(device: str) -> torch.device:
-    if device == "cuda" and not torch.cuda.is_available():
-        raise OptionError("device=cuda was asked for, but PyTorch finds no GPU; use device=cpu")
-    if device not in ("cpu", "cuda"):
-        raise OptionError(f"device must be cpu or cuda, got {device!r}")
-    return torch.device(device)
 
 
 def _is_count(value: object) -> bool:

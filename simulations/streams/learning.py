@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from gems_flwr.devices import chosen_device, end_step
 from gems_flwr.targets import Target
 from gems_flwr.typing import Arrays
 from gems_flwr.wire.keys import BATCHES, CORRECT_SHARE_SUM, LOSS_SUM
@@ -64,30 +65,33 @@ def learn(
         Number of samples; the metrics that a node reports, without shares of right answers where
         numbers are predicted; the optimiser's state.
     """
-    where = torch.device(device)
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = make_optimizer(weights, options)
-    _load(optimizer, weights, memory)
+    where = chosen_device(device)
     examples = count = 0
     loss_sum = 0.0
     correct: float | None = None
     with torch_threads(threads), placed(model, where, training=True), seeded(seed, where):
+        # Here, because a model may have other parameters on another device.
+        weights = [weight for weight in model.parameters() if weight.requires_grad]
+        optimizer = make_optimizer(weights, options)
+        _load(optimizer, weights, memory)
         for features, labels in batches:
-            inputs = torch.tensor(features, dtype=torch.float32, device=where) * scale
-            targets = torch.tensor(labels, device=where)
+            inputs = torch.tensor(features, dtype=torch.float32).to(where) * scale
+            targets = torch.tensor(labels).to(where)
             logits = model(inputs)
             loss = target.loss(logits, targets)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
+            end_step(where)
             loss_sum += loss.item()
             hits = target.hits(logits, targets)
             correct = None if hits is None else (correct or 0.0) + hits.sum().item() / len(labels)
             examples += len(labels)
             count += 1
+        kept = _dump(optimizer, weights)
     right = {} if correct is None else {CORRECT_SHARE_SUM: correct}
     metrics = {LOSS_SUM: loss_sum, **right, BATCHES: count}
-    return examples, metrics, _dump(optimizer, weights)
+    return examples, metrics, kept
 
 
 def _dump(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter]) -> Arrays:
@@ -105,5 +109,6 @@ def _load(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter], memory:
         position, _, key = name.partition("/")
         weight = weights[int(position)]
         value = torch.from_numpy(array.copy())
-        # A count of steps lives on the CPU unless the optimiser is fused on a GPU, as torch has it.
-        optimizer.state[weight][key] = value if key == "step" else value.to(weight.device)
+        # A count of steps lives on the CPU unless the optimiser is fused, as torch has it.
+        stays = key == "step" and not optimizer.defaults.get("fused")
+        optimizer.state[weight][key] = value if stays else value.to(weight.device)

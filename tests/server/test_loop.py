@@ -505,6 +505,32 @@ def test_a_run_killed_after_round_three_and_resumed_equals_an_unbroken_one(tmp_p
     assert [json.loads(line)["round"] for line in lines] == list(range(7))
 
 
+class Witness(Callback):
+    """Notes how a run was set up, and how it ended otherwise than by `on_end`."""
+
+    def __init__(self):
+        self.errors = []
+
+    def on_setup(self, settings, history):
+        self.settings, self.known = dict(settings), [record.round for record in history]
+
+    def on_error(self, error):
+        self.errors.append(error)
+        raise RuntimeError("a callback's own trouble does not hide the run's")
+
+
+def test_callbacks_hear_of_settings_earlier_rounds_and_the_error_that_ends_a_run(tmp_path):
+    grid, first, second = InProcessGrid(toy_app(), 4), Witness(), Witness()
+    killer = FedAvg(seed=5, checkpoint_dir=tmp_path, callbacks=[first, KillAfter(2), Callback()])
+    with pytest.raises(Killed):
+        start(killer, grid, rounds=3)
+    assert (first.settings["seed"], first.settings["resume"], first.known) == (5, False, [0])
+    assert [type(error) for error in first.errors] == [Killed]
+    resumed = FedAvg(seed=5, checkpoint_dir=tmp_path, resume=True, callbacks=[second])
+    start(resumed, InProcessGrid(toy_app(), 4), rounds=3)
+    assert (second.known, second.errors) == ([0, 1, 2], [])
+
+
 def test_a_run_killed_within_a_round_does_not_ask_the_others_again(tmp_path):
     """Node 3 is the last to be asked; the server dies while it works."""
 

@@ -196,7 +196,7 @@ def test_missing_data_is_said_with_what_to_put_where(dataset, tmp_path):
         (["train.optimizer=lion"], ["adam, sgd, rmsprop", "lion"]),
         (["train.lr=-1"], ["train.lr must be"]),
         (["backend.kind=dask"], ["inprocess or ray", "dask"]),
-        (["backend.device=tpu"], ["cpu or cuda", "tpu"]),
+        (["backend.device=tpu"], ["backend.device must be one of cpu, cuda", "tpu"]),
         (["backend.threads=0"], ["backend.threads must be at least 1"]),
         (["backend.client_gpus=-1"], ["backend.client_gpus must be at least 0"]),
         (["stop.goal=up"], ["max or min"]),

@@ -254,9 +254,9 @@ def test_devices_and_threads_that_are_not_there_are_refused(
     digits: Examples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="finds no GPU; use device=cpu"):
+    with pytest.raises(ValueError, match="finds none; there is cpu, and device=auto"):
         fit(build(), digits, scale=SCALE, options=TrainOptions(), seed=0, device="cuda")
-    with pytest.raises(ValueError, match="cpu or cuda"):
+    with pytest.raises(ValueError, match="must be one of cpu, cuda"):
         predictions(build(), digits, scale=SCALE, device="tpu")
     with pytest.raises(ValueError, match="threads must be a whole number of at least 1"):
         predictions(build(), digits, scale=SCALE, threads=0)

@@ -1,0 +1,1 @@
+"""What people watch a run with: experiment trackers, and a live view in the terminal."""
