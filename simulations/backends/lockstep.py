@@ -85,6 +85,8 @@ class LockstepGrid(InProcessGrid):
         self._optimizer = make_optimizer(
             cast(list[nn.Parameter], list(self._weights.values())), config.train_options
         )
+        # Room for differences: to get as much anew in every round takes longer than to fill it.
+        self._scratch: Tensors = {}
         self._references: list[Tensors] = [{}] * count
         self._metrics: list[Mapping[str, float]] = [{}] * count
         # What rounding has taken from models that were averaged, and what it took from the last.
@@ -255,8 +257,11 @@ class LockstepGrid(InProcessGrid):
                 rows = [i for i, r in enumerate(self._references) if r is reference]
                 for name, weight in self._weights.items():
                     chosen = weight if len(rows) == len(weight) else weight[rows]
-                    gap = (chosen - reference[name]).flatten(1)
-                    sums[rows] += (gap * gap).sum(1).cpu().double()
+                    if name not in self._scratch:
+                        self._scratch[name] = torch.empty_like(weight)
+                    gap = self._scratch[name][: len(rows)]
+                    torch.sub(chosen, reference[name], out=gap)
+                    sums[rows] += gap.mul_(gap).flatten(1).sum(1).cpu().double()
         return [float(each) for each in sums]
 
     def _add_noise(self) -> None:

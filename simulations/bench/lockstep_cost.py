@@ -22,7 +22,7 @@ from rich.table import Table
 from torch import nn
 
 from simulations.backends.launch import run_on_backend
-from simulations.config import RunConfig, compose_config
+from simulations.config import compose_config
 from simulations.data.examples import Examples
 from simulations.experiment.batched_training import Trainee, fit_together
 from simulations.experiment.execution import run_server
@@ -108,8 +108,16 @@ def training(shape: Sequence[int], build: Build, nodes: int, repetitions: int = 
     return Cost(min(alone), min(together))
 
 
-def whole_run(overrides: Sequence[str], nodes: int, backend: str) -> float:
-    """Return the seconds of a run from the first message to the last file, by node and round."""
+@dataclass(frozen=True)
+class RunCost:
+    """Seconds per node and round: of this process's processor time, and of the clock."""
+
+    working: float
+    clock: float
+
+
+def whole_run(overrides: Sequence[str], nodes: int, backend: str) -> RunCost:
+    """Measure a run from the first message to the last file."""
     config = compose_config(
         [
             *overrides,
@@ -124,16 +132,18 @@ def whole_run(overrides: Sequence[str], nodes: int, backend: str) -> float:
     )
     experiment = experiment_of(config.to_json())
     _ = experiment.shares
-    with tempfile.TemporaryDirectory() as folder:
-        seconds = run_on_backend(config, lambda grid: _timed(config, grid, Path(folder)))
-    return float(seconds["seconds"]) / nodes / config.rounds
 
+    def server(grid: Grid) -> dict[str, Any]:
+        working, clock = time.process_time(), time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            run_server(experiment, grid, Path(folder))
+        share = 1 / nodes / config.rounds
+        working, clock = time.process_time() - working, time.perf_counter() - clock
+        return {"cost": RunCost(working * share, clock * share)}
 
-def _timed(config: RunConfig, grid: Grid, folder: Path) -> dict[str, Any]:
-    experiment = experiment_of(config.to_json())
-    started = time.perf_counter()
-    run_server(experiment, grid, folder)
-    return {"seconds": time.perf_counter() - started}
+    cost = run_on_backend(config, server)["cost"]
+    assert isinstance(cost, RunCost)
+    return cost
 
 
 def report(console: Console, quick: bool) -> None:
@@ -162,27 +172,25 @@ def report(console: Console, quick: bool) -> None:
     console.print(table)
     console.print(
         "[bold]Whole runs on the digits[/bold], messages and all, in milliseconds per node and "
-        "round; ratios to in-process. Ray: with its start-up left out."
+        "round: of processor time,\nand, beside Ray, by the clock, its start-up left out. Ratios "
+        "to in-process."
     )
     table = Table()
     table.add_column("run")
-    for column in ("nodes", "in-process", "lockstep", "ratio", "ray", "ratio"):
+    for column in ("nodes", "in-process", "lockstep", "ratio", "in-process", "ray", "ratio"):
         table.add_column(column, justify="right")
     with console.status("runs"):
         for name, overrides in RUNS.items():
             for nodes in (10, 100):
-                alone = whole_run(overrides, nodes, "inprocess")
-                together = whole_run(overrides, nodes, "lockstep")
-                # Slow to start, so one small case.
-                is_shown = nodes == 10 and name == "FedAvg, logistic"
-                ray = whole_run(overrides, nodes, "ray") if is_shown else None
-                table.add_row(
-                    name,
-                    str(nodes),
-                    f"{alone * 1e3:.2f}",
-                    f"{together * 1e3:.2f}",
-                    f"{alone / together:.1f}",
-                    "" if ray is None else f"{ray * 1e3:.2f}",
-                    "" if ray is None else f"{alone / ray:.1f}",
-                )
+                table.add_row(name, str(nodes), *_compared(overrides, nodes, nodes == 10))
     console.print(table)
+
+
+def _compared(overrides: Sequence[str], nodes: int, with_ray: bool) -> list[str]:
+    alone, together = (whole_run(overrides, nodes, each) for each in ("inprocess", "lockstep"))
+    cells = [alone.working * 1e3, together.working * 1e3, alone.working / together.working]
+    # Slow to start, so small cases of averaging alone.
+    if with_ray and overrides[0] == "strategy=fedavg":
+        ray = whole_run(overrides, nodes, "ray")
+        cells += [alone.clock * 1e3, ray.clock * 1e3, alone.clock / ray.clock]
+    return [f"{each:.2f}" for each in cells]
