@@ -30,6 +30,7 @@ from gems_flwr.compression.difference_coding import (
     decode_whole,
     encode,
 )
+from gems_flwr.devices import chosen_device, end_step
 from gems_flwr.runtime.flower_internals import number_message
 from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from gems_flwr.runtime.seeding import derive_seed
@@ -69,7 +70,8 @@ class LockstepGrid(InProcessGrid):
         config = experiment.config
         super().__init__(ClientApp(), config.nodes)
         self._experiment = experiment
-        self._model = experiment.build_model()
+        self._device = chosen_device(config.backend.device)
+        self._model = experiment.build_model().to(self._device)
         _check(experiment, self._model)
         self._waiting: dict[str, Message] = {}
         self._numbers = {
@@ -83,6 +85,8 @@ class LockstepGrid(InProcessGrid):
         self._optimizer = make_optimizer(
             cast(list[nn.Parameter], list(self._weights.values())), config.train_options
         )
+        # Room for differences: to get as much anew in every round takes longer than to fill it.
+        self._scratch: Tensors = {}
         self._references: list[Tensors] = [{}] * count
         self._metrics: list[Mapping[str, float]] = [{}] * count
         # What rounding has taken from models that were averaged, and what it took from the last.
@@ -147,9 +151,11 @@ class LockstepGrid(InProcessGrid):
             elif sent.is_whole:
                 arrays = decode_whole(sent)
             else:
-                own = {name: tensor.numpy() for name, tensor in base.items()}
+                own = {name: tensor.cpu().numpy() for name, tensor in base.items()}
                 arrays = decode(sent, own, request.compress)
-            self._last_tensors = {name: torch.from_numpy(a) for name, a in arrays.items()}
+            self._last_tensors = {
+                name: torch.from_numpy(a).to(self._device) for name, a in arrays.items()
+            }
         return self._last_tensors
 
     def _reply(
@@ -176,7 +182,7 @@ class LockstepGrid(InProcessGrid):
         arrays = self._arrays(number)
         if request.compress == "float32":
             return to_record(arrays)
-        base = {name: tensor.numpy() for name, tensor in self._references[number].items()}
+        base = {name: tensor.cpu().numpy() for name, tensor in self._references[number].items()}
         encoded = encode(arrays, base, request.compress, self._left_over[number])
         self._left_next[number] = encoded.left_over
         return encoded.packed
@@ -185,7 +191,8 @@ class LockstepGrid(InProcessGrid):
         return self._numbers[message.metadata.dst_node_id]
 
     def _arrays(self, number: int) -> Arrays:
-        return {name: w[number].detach().numpy().copy() for name, w in self._weights.items()}
+        rows = {name: w[number].detach().cpu() for name, w in self._weights.items()}
+        return {name: row.numpy().copy() for name, row in rows.items()}
 
     # --- the nodes ------------------------------------------------------------------------------
 
@@ -200,7 +207,7 @@ class LockstepGrid(InProcessGrid):
         losses, correct = np.zeros(config.nodes), np.zeros(config.nodes)
         judged = False
         seed = derive_seed(config.seed, "lockstep", last)
-        with seeded(seed, torch.device("cpu")):
+        with seeded(seed, self._device):
             for number in range((last - steps) * batches + 1, last * batches + 1):
                 loss, right = self._step(number)
                 losses += loss
@@ -222,8 +229,9 @@ class LockstepGrid(InProcessGrid):
         """Take one step of all nodes; return each one's loss, and accuracy if any, before it."""
         stream, scale = self._experiment.stream, self._experiment.dataset.scale
         drawn = [stream.batch(node, number) for node in range(self._experiment.config.nodes)]
-        inputs = torch.from_numpy(np.stack([x for x, _ in drawn])).to(torch.float32) * scale
-        targets = torch.from_numpy(np.stack([y for _, y in drawn]))
+        stored = torch.from_numpy(np.stack([x for x, _ in drawn])).to(self._device)
+        inputs = stored.to(torch.float32) * scale
+        targets = torch.from_numpy(np.stack([y for _, y in drawn])).to(self._device)
         self._model.train()
         logits = vmap(self._predict, randomness="different")(self._weights, inputs)
         target = self._experiment.dataset.target
@@ -233,8 +241,9 @@ class LockstepGrid(InProcessGrid):
         losses.sum().backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         hits = target.hits(outputs.detach(), truth)
-        right = None if hits is None else hits.view_as(targets).float().mean(1).double().numpy()
-        return losses.detach().double().numpy(), right
+        end_step(self._device)
+        right = None if hits is None else _doubles(hits.view_as(targets).float().mean(1))
+        return _doubles(losses.detach()), right
 
     def _predict(self, weights: Tensors, inputs: torch.Tensor) -> Any:
         return functional_call(self._model, weights, (inputs,))
@@ -248,8 +257,11 @@ class LockstepGrid(InProcessGrid):
                 rows = [i for i, r in enumerate(self._references) if r is reference]
                 for name, weight in self._weights.items():
                     chosen = weight if len(rows) == len(weight) else weight[rows]
-                    gap = (chosen - reference[name]).flatten(1)
-                    sums[rows] += (gap * gap).sum(1).double()
+                    if name not in self._scratch:
+                        self._scratch[name] = torch.empty_like(weight)
+                    gap = self._scratch[name][: len(rows)]
+                    torch.sub(chosen, reference[name], out=gap)
+                    sums[rows] += gap.mul_(gap).flatten(1).sum(1).cpu().double()
         return [float(each) for each in sums]
 
     def _add_noise(self) -> None:
@@ -263,7 +275,11 @@ class LockstepGrid(InProcessGrid):
             )
             with torch.no_grad():
                 for name, weight in model.named_parameters():
-                    self._weights[name][node] = weight
+                    self._weights[name][node] = weight.to(self._device)
+
+
+def _doubles(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.cpu().double().numpy()
 
 
 def _request(message: Message) -> AveragingRequest:

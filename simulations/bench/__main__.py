@@ -22,6 +22,7 @@ PARTS = (
     "merging",
     "averaging",
     "sampling",
+    "lockstep",
     "secure",
 )
 

@@ -13,7 +13,6 @@ have drawn alone.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +22,8 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
+
+from simulations.experiment.model_copies import copy_model
 
 Tensors = Mapping[str, Tensor]
 
@@ -58,14 +59,14 @@ class BatchedNetwork:
     Parameters
     ----------
     model : torch.nn.Module
-        The network, on the device where it is to run. Weights that the calls do not name are the
-        same for all copies: those of this one.
+        The network. Weights that the calls do not name are the same for all copies: those of this
+        one.
     example : torch.Tensor
-        Inputs of one example, shaped ``(1, …)``.
+        Inputs of one example, shaped ``(1, …)``, on the device where the copies are to run.
     """
 
     def __init__(self, model: nn.Module, example: Tensor) -> None:
-        self._model = copy.deepcopy(model).train()
+        self._model = copy_model(model).to(example.device).train()
         for module in self._model.modules():
             if getattr(module, "inplace", False):
                 # What is changed in place may be needed for the gradient of another copy's layer.

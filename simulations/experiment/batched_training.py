@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gems_flwr.devices import chosen_device
+from gems_flwr.devices import chosen_device, end_step, sum_type
 from gems_flwr.targets import Target
 from simulations.data.examples import Examples
 from simulations.experiment.batched_layers import BatchedNetwork
@@ -37,7 +37,7 @@ from simulations.experiment.training import (
 )
 
 # Of weights that are trained at once, unless few nodes are more: what a processor keeps at hand.
-_CHUNK_BYTES = 4 * 2**20
+_CHUNK_BYTES = 16 * 2**20
 _FEW = 16
 _ACCELERATOR_CHUNK_BYTES = 512 * 2**20
 
@@ -190,14 +190,9 @@ class _Cohort:
             [self._weights[name] for name in self._trained], self._options
         )
         self._before = {name: stacked[name].clone() for name in self._trained} if self._mu else {}
-        template = self._trainees[0].model
         first = self._scaled(self._features[:1])
-        home = next(iter(models[0].values())).device
-        self._network = BatchedNetwork(template.to(self._device), first)
-        template.to(home)
-        # Apple's GPUs have no doubles.
-        precise = torch.float32 if self._device.type == "mps" else torch.float64
-        self._loss = torch.zeros(len(models), dtype=precise, device=self._device)
+        self._network = BatchedNetwork(self._trainees[0].model, first)
+        self._loss = torch.zeros(len(models), dtype=sum_type(self._device), device=self._device)
         self._correct = torch.zeros(len(models), dtype=torch.int64, device=self._device)
 
     def _scaled(self, features: Tensor) -> Tensor:
@@ -211,6 +206,7 @@ class _Cohort:
             for node in self._rows[position == 0]:
                 self._shuffle(int(node))
             judged = self._step(position)
+            end_step(self._device)
             step += 1
             ending = position == self._batches[self._rows] - 1
             if ending.any():

@@ -79,6 +79,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--jobs", type=count, metavar="N", help="processes side by side (papers); 2 by default"
     )
+    parser.add_argument(
+        "--lockstep",
+        action="store_true",
+        help="let the nodes of papers' runs train together: quicker with many small nodes, the "
+        "same up to rounding; such runs are kept beside the others",
+    )
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument(
         "--show",
@@ -106,7 +112,10 @@ def _act(asked: argparse.Namespace, overrides: Sequence[str], console: Console) 
         jobs=asked.jobs,
         data_dir=asked.data_dir,
         overrides=tuple(overrides),
+        lockstep=asked.lockstep,
     )
+    if asked.lockstep and (asked.publish or asked.commands):
+        raise UsageError("--lockstep is no part of what is published: leave it out")
     chosen = _chosen([word for word in asked.words if "=" not in word])
     if not chosen and not asked.page:
         if overrides:

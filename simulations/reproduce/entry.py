@@ -29,6 +29,8 @@ class Options:
         Where data sets are.
     overrides : tuple of str
         Further options, as those of ``python -m simulations.run``.
+    lockstep : bool
+        Whether papers' nodes train together (``backend=lockstep``) where they can.
     """
 
     output: Path
@@ -38,6 +40,7 @@ class Options:
     jobs: int | None = None
     data_dir: str | None = None
     overrides: tuple[str, ...] = ()
+    lockstep: bool = False
 
 
 class Entry(Protocol):

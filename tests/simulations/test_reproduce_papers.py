@@ -33,7 +33,7 @@ from simulations.reproduce.papers.findings import (
     published,
 )
 from simulations.reproduce.papers.run_measures import MEASURES
-from simulations.reproduce.papers.runner import reproduce
+from simulations.reproduce.papers.runner import in_lockstep, reproduce
 from simulations.reproduce.papers.spec import EXPERIMENTS, Cell, Reproduction, Scope
 
 QUIET = Console(quiet=True)
@@ -378,3 +378,13 @@ def test_the_grid_of_protocols_compares_bytes_at_equal_loss_and_draws_frontiers(
     (share,) = found.of(equal_loss.AT_EQUAL_LOSS)
     assert share.method == "total, Δ = 0.1"
     assert grid.draw(found).axes[0].get_xlabel() == "MB in all, up + down"
+
+
+def test_lockstep_is_another_run_and_leaves_streams_and_other_backends_alone():
+    one_by_one = compose_config(["strategy=fedavg"])
+    together = in_lockstep(one_by_one)
+    assert together == compose_config(["strategy=fedavg", "backend=lockstep"])
+    assert together.run_name() != one_by_one.run_name()
+    for words in (["strategy=fedavg", "stream.batches_per_round=1"], ["backend=ray"]):
+        config = compose_config(words)
+        assert in_lockstep(config) == config

@@ -7,6 +7,7 @@ setting that start from the same local training do it once (`simulations.experim
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
 import platform
@@ -32,7 +33,7 @@ from rich.progress import (
 )
 
 from gems_flwr.errors import GemsError
-from simulations.config import compose_config
+from simulations.config import RunConfig, compose_config
 from simulations.data.archives import MissingDataError
 from simulations.experiment.experiment import Experiment
 from simulations.experiment.remembered import remember_training
@@ -57,6 +58,7 @@ class _Job:
     seed: int
     overrides: tuple[tuple[str, ...], ...]
     runs: Path
+    lockstep: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,8 @@ def reproduce(reproduction: Reproduction, options: Options, console: Console) ->
     if reproduction.derive is not None:
         reproduction.derive(found)
     found.made = provenance(time.perf_counter() - started)
+    if options.lockstep:
+        found.made["backend"] = "lockstep"
     return found
 
 
@@ -131,7 +135,7 @@ def _jobs(
                 for cell in members
             )
             runs = options.output / RUNS
-            yield _Job(tuple(members), seed, overrides, runs)
+            yield _Job(tuple(members), seed, overrides, runs, options.lockstep)
 
 
 def _in_order(found: list[Finding], cells: Sequence[Cell]) -> list[Finding]:
@@ -222,6 +226,8 @@ def _work(job: _Job) -> _Outcome:
         for cell, overrides in zip(job.cells, job.overrides, strict=True):
             try:
                 config = compose_config(list(overrides))
+                if job.lockstep:
+                    config = in_lockstep(config)
                 # Another job may need the same run, and be at it: then its result is ours.
                 folder = job.runs / config.run_name()
                 result = run(config, folder, quiet, wait=True)
@@ -237,6 +243,20 @@ def _work(job: _Job) -> _Outcome:
             if cell.timeline and job.seed == 0:
                 timelines.append(_timeline(cell, folder))
     return _Outcome(parts, failures, timelines, runs)
+
+
+def in_lockstep(config: RunConfig) -> RunConfig:
+    """Return the config with ``backend=lockstep``, where that can do more than the one it has.
+
+    It is another run, with a name of its own: what was run one by one stays where it is.
+    """
+    if config.backend.kind != "inprocess" or config.stream.is_on:
+        return config
+    return dataclasses.replace(
+        config,
+        backend=dataclasses.replace(config.backend, kind="lockstep"),
+        names=config.names | {"backend": "lockstep"},
+    )
 
 
 def _timeline(cell: Cell, folder: Path) -> Timeline:
