@@ -16,7 +16,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from simulations.command_line import CommandParser, UsageError, program, run_command
+from gems_flwr.errors import describe_fault
+from simulations.command_line import (
+    EXIT_FAILED,
+    CommandParser,
+    UsageError,
+    program,
+    run_command,
+)
 
 PARTS = (
     "messages",
@@ -75,7 +82,7 @@ def _bench(
     if unknown:
         raise UsageError(f"there is no '{unknown[0]}'; there are {', '.join(PARTS)}")
     # Not before a mistake is found: this takes matplotlib.
-    from simulations.bench.bench_files import changes, read_parts
+    from simulations.bench.bench_files import PartResult, changes, read_parts
     from simulations.bench.bench_page import write_page
     from simulations.bench.machine_facts import machine_facts
     from simulations.bench.measuring import measure_part
@@ -86,18 +93,23 @@ def _bench(
         "command": " ".join([program(words[0]), *words[1:]]),
         **machine_facts(),
     }
-    console, measured = Console(), []
+    console, measured, status = Console(), list[PartResult](), 0
     for part in parts:
         bench = import_module(f"{__package__}.{part}_cost")
         # After the import: the first one of Flower sets a level of its own.
         logging.getLogger("flwr").setLevel(logging.ERROR)
-        measured.append(measure_part(part, bench, quick, console))
+        try:
+            measured.append(measure_part(part, bench, quick, console))
+        except Exception as error:  # what the others have taken minutes for is not lost
+            measured.append(PartResult(part, text=f"failed: {describe_fault(error)}"))
+            console.print(Text(f"{part} {measured[-1].text}", style="red"))
+            status = EXIT_FAILED
     changed = changes(old, measured)
     page = write_page(output, measured, facts, changed)
     if before:
         _print_changes(changed, console)
     console.print(Text(str(page)))
-    return 0
+    return status
 
 
 def _compare(before: Path, now: Path) -> int:
