@@ -24,7 +24,7 @@ help:
 	@echo "make test-flower  every release of Flower that the project admits: can it be installed, and what the tests say"
 	@echo "make examples     every example app under flwr run: lines changed, accuracy, bytes, tracebacks"
 	@echo "make check-readme the README's ways to install, each in an empty environment"
-	@echo "make bench        what messages, spaces, moments, memory, neurons, averaging and sampling cost, as ratios"
+	@echo "make bench        what messages, spaces, memory and the rest cost, as ratios: tables, and a page in build/bench"
 	@echo "make docs         the documentation site in build/site, every link checked"
 	@echo "make clean        remove the environment and everything that runs wrote"
 

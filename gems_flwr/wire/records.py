@@ -160,7 +160,9 @@ def payload_bytes(content: RecordDict) -> int:
         if isinstance(record, ArrayRecord):
             total += record.count_bytes()
         else:
-            total += sum(len(key) + _value_bytes(value) for key, value in record.items())
+            for key, value in record.items():
+                is_number = type(value) is float or type(value) is int
+                total += len(key) + (8 if is_number else _value_bytes(value))
     return total
 
 

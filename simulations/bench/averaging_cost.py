@@ -6,14 +6,12 @@ Figures are ratios within this one run, and how they grow. Nothing here asserts 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 from torch.nn import functional as F
 
@@ -25,6 +23,7 @@ from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from gems_flwr.runtime.metered_grid import MeteredGrid
 from gems_flwr.strategies.dynamic_averaging import DynamicAveraging
 from gems_flwr.wire.model_replies import pack_model_reply
+from simulations.bench.cost_tables import Column, CostTable, limit, obvious, ours, ratio, size
 from simulations.models import cnn, mlp
 
 # Never violated: what is timed are rounds in which nothing happens.
@@ -32,8 +31,10 @@ _QUIET = 1e12
 _BATCHES = (1, 10, 50)
 
 
-def quiet_round(build: Callable[[], nn.Module], nodes: int, rounds: int, batches: int) -> list[str]:
-    """Return a row: bare training, the same in a Flower handler, under the protocol; the ratios."""
+def quiet_round(
+    build: Callable[[], nn.Module], nodes: int, rounds: int, batches: int
+) -> dict[str, float]:
+    """Return milliseconds of bare training, the same in a Flower handler, under the protocol."""
     model, inputs = build(), torch.rand(10, 1, 28, 28)
     targets = torch.arange(10)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -68,16 +69,14 @@ def quiet_round(build: Callable[[], nn.Module], nodes: int, rounds: int, batches
     history = strategy.start(grid, arrays, num_rounds=rounds + 1).history
     spent = sum(record.seconds for record in history[2:]) / (rounds * nodes)
     quiet = grid.by_round[rounds + 1]
-    return [
-        str(nodes),
-        str(batches),
-        f"{bare * 1e3:.2f}",
-        f"{handler * 1e3:.2f}",
-        f"{spent * 1e3:.2f}",
-        f"{spent / bare:.2f}",
-        f"{spent / handler:.2f}",
-        f"{(quiet.bytes_up + quiet.bytes_down) / 1e3:.1f}",
-    ]
+    return {
+        "nodes": nodes,
+        "batches": batches,
+        "bare": bare * 1e3,
+        "handler": handler * 1e3,
+        "protocol": spent * 1e3,
+        "KB": (quiet.bytes_up + quiet.bytes_down) / 1e3,
+    }
 
 
 def _seconds(work: Callable[[], object], times: int) -> float:
@@ -101,40 +100,42 @@ def balancing_step(nodes: int, weights: int) -> float:
     return time.perf_counter() - started
 
 
-def report(console: Console, quick: bool) -> None:
-    """Print the tables."""
-    console.print(
-        "\n[bold]What a quiet round of dynamic averaging costs[/bold]: milliseconds per node and "
-        "round for bare training, for a Flower handler around it (arrays in, arrays out), and "
-        "with the protocol on the in-process grid; kilobytes of all nodes together."
-    )
+def balancing_row(nodes: int, weights: int) -> dict[str, float]:
+    """Return milliseconds of a balancing step and of the bare mean of all models."""
+    models = np.ones((nodes, weights), np.float32)
+    mean = _seconds(lambda: models.mean(axis=0), 3)
+    return {"nodes": nodes, "step": balancing_step(nodes, weights) * 1e3, "mean": mean * 1e3}
+
+
+def measure(quick: bool) -> Iterator[CostTable]:
+    """Measure quiet rounds by nodes and by batches, and balancing."""
     builds: dict[str, Callable[[], nn.Module]] = {
         "784-64-10": lambda: mlp(input_shape=(1, 28, 28), classes=10, hidden=(64,), dropout=0.0),
         "the CNN, 1,199,882 weights": lambda: cnn(input_shape=(1, 28, 28), classes=10),
     }
+    columns = (
+        *(size("nodes"), size("batches"), limit("bare"), obvious("handler"), ours("protocol")),
+        ratio("of bare", "protocol", "bare"),
+        ratio("of handler", "protocol", "handler"),
+        Column("KB"),
+    )
+    about = (
+        "A quiet round, per node. bare: training alone. handler: a Flower handler around it, "
+        "arrays in and out. protocol: on the in-process grid. KB: of all nodes."
+    )
     for name, build in builds.items():
-        small = name == "784-64-10"
-        table = Table(title=name, title_justify="left")
-        for heading in (
-            "nodes",
-            "batches",
-            "bare ms",
-            "handler ms",
-            "protocol ms",
-            "of bare",
-            "of handler",
-            "KB",
-        ):
-            table.add_column(heading, justify="right")
-        counts = (10, 100, 1000) if small and not quick else (10,)
-        for nodes in counts:
-            table.add_row(*quiet_round(build, nodes, 2, 1))
-        for batches in _BATCHES[1:2] if quick else _BATCHES[1:]:
-            table.add_row(*quiet_round(build, 10, 2, batches))
-        console.print(table)
-    table = Table(title="Balancing in which all models come in, ms", title_justify="left")
-    for heading in ("nodes", "50,890 weights"):
-        table.add_column(heading, justify="right")
-    for nodes in (10, 100) if quick else (10, 100, 1000):
-        table.add_row(str(nodes), f"{balancing_step(nodes, 50_890) * 1e3:.1f}")
-    console.print(table)
+        counts = (10, 100) if quick else (10, 100, 1000)
+        if name == "784-64-10":
+            rows = tuple(quiet_round(build, nodes, 2, 1) for nodes in counts)
+            yield CostTable(f"Dynamic averaging, {name}", columns, rows, about, grows_with="nodes")
+        batches = (1, *(_BATCHES[1:2] if quick else _BATCHES[1:]))
+        rows = tuple(quiet_round(build, 10, 2, count) for count in batches)
+        title = f"Dynamic averaging, {name}, by batches"
+        yield CostTable(title, columns, rows, about, grows_with="batches")
+    yield CostTable(
+        "Balancing in which all models come in, 50,890 weights",
+        (size("nodes"), ours("step"), limit("mean"), ratio("step / mean", "step", "mean")),
+        tuple(balancing_row(n, 50_890) for n in ((10, 100) if quick else (10, 100, 1000))),
+        "mean: of all models, which lie in one array already.",
+        grows_with="nodes",
+    )

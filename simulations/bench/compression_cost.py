@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
 
 from gems_flwr.client.compression_mod import compression_mod
 from gems_flwr.compression.difference_coding import Form, PackedModel, decode, encode
@@ -24,10 +22,13 @@ from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from gems_flwr.runtime.seeding import generator
 from gems_flwr.strategies.fedavg import FedAvg
 from gems_flwr.wire.records import to_numpy, to_record
+from simulations.bench.cost_tables import Column, CostTable, obvious, ours, ratio, size
 
 # The logistic model on digits, a small network, the CNN: as matrices, and how often each is timed.
 SIZES = {(10, 65): 200, (250, 200): 50, (1000, 1200): 5}
 FORMS: tuple[Form, ...] = ("float16", "int8", "int4", "int2")
+_ALL: tuple[Form, ...] = ("float32", *FORMS)
+_ZLIB, _HALF, _COPY = "zlib of float32", "model in float16", "a copy"
 NODES, ROUNDS = 4, 4
 
 
@@ -38,17 +39,19 @@ def models(shape: tuple[int, int]) -> tuple[NDArray, NDArray]:
     return base, base + rng.normal(scale=0.001, size=shape).astype(np.float32)
 
 
-def packed_row(shape: tuple[int, int], form: Form, count: int, copy: float) -> list[str]:
+def packed_row(
+    shape: tuple[int, int], form: Form, count: int, copy: float
+) -> dict[str, float | str]:
     """Return a row: encoding, decoding, both in copies, bytes a weight."""
     base, model = models(shape)
     has, wants = {"w": base}, {"w": model}
     encoded = encode(wants, has, form)
     there = _seconds(lambda: encode(wants, has, form, encoded.left_over), count)
     back = _seconds(lambda: decode(encoded.packed, has, form), count)
-    return _row(form, there, back, copy, _size(encoded.packed) / model.size)
+    return _row(form, model.size, there, back, copy, _size(encoded.packed) / model.size)
 
 
-def obvious_rows(shape: tuple[int, int], count: int, copy: float) -> list[list[str]]:
+def obvious_rows(shape: tuple[int, int], count: int, copy: float) -> list[dict[str, float | str]]:
     """Return rows of what anybody would try first, on the model itself."""
     _, model = models(shape)
     data, half = model.tobytes(), model.astype(np.float16)
@@ -62,9 +65,9 @@ def obvious_rows(shape: tuple[int, int], count: int, copy: float) -> list[list[s
         _seconds(lambda: half.astype(np.float32), count),
     )
     return [
-        _row("zlib of float32", *deflated, copy, len(short) / model.size),
-        _row("model in float16", *plain, copy, half.nbytes / model.size),
-        _row("a copy", copy, copy, copy, 4.0),
+        _row(_ZLIB, model.size, *deflated, copy, len(short) / model.size),
+        _row(_HALF, model.size, *plain, copy, half.nbytes / model.size),
+        _row(_COPY, model.size, copy, copy, copy, 4.0),
     ]
 
 
@@ -89,44 +92,66 @@ def round_row(shape: tuple[int, int], form: Form) -> tuple[float, float]:
     return sum(r.seconds for r in later) / messages * 1e3, traffic / messages
 
 
-def report(console: Console, quick: bool) -> None:
-    """Print the tables."""
-    console.print(
-        "[bold]What it costs to pack a model[/bold], in milliseconds a message.\n"
-        "copies: encoding and decoding, in passes over the data (a copy of float32 each way)."
-    )
+def measure(quick: bool) -> Iterator[CostTable]:
+    """Measure packing by itself, and in rounds of FedAvg."""
     sizes = dict(list(SIZES.items())[: 2 if quick else 3])
+    rows = []
     for shape, count in sizes.items():
-        weights = shape[0] * shape[1]
-        table = Table(title=f"{weights:,} weights", title_justify="left")
-        for column in ("how", "encode", "decode", "copies", "ns a weight", "bytes a weight"):
-            table.add_column(column, justify="left" if column == "how" else "right")
-        model = models(shape)[1]
-        copy = _seconds(model.copy, max(20, count))
-        for cells in [
-            *(packed_row(shape, form, count, copy) for form in FORMS),
-            *obvious_rows(shape, count, copy),
-        ]:
-            spent = (float(cells[1]) + float(cells[2])) * 1e6 / weights
-            table.add_row(*cells[:4], f"{spent:.1f}", cells[4])
-        console.print(table)
-    table = Table(title="A round of FedAvg, for each node: ms and bytes", title_justify="left")
-    for column in ("weights", *("float32", *FORMS), *(f"{form} / float32" for form in FORMS)):
-        table.add_column(column, justify="right")
-    for shape in sizes:
-        told = {form: round_row(shape, form) for form in ("float32", *FORMS)}
-        cells = [f"{spent:.1f} ms, {size:,.0f}" for spent, size in told.values()]
-        plain = told["float32"]
-        ratios = [
-            f"× {told[form][0] / plain[0]:.1f}, {told[form][1] / plain[1]:.1%}" for form in FORMS
-        ]
-        table.add_row(f"{shape[0] * shape[1]:,}", *cells, *ratios)
-    console.print(table)
+        copy = _seconds(models(shape)[1].copy, max(20, count))
+        rows += [packed_row(shape, form, count, copy) for form in FORMS]
+        rows += obvious_rows(shape, count, copy)
+    yield CostTable(
+        "Packing a model",
+        (
+            *(size("how"), size("weights"), Column("encode", "ms"), Column("decode", "ms")),
+            *(ours("both"), Column("copies"), Column("ns each"), Column("bytes each")),
+        ),
+        tuple(rows),
+        "both: encoding and decoding. copies: the same in passes over the data, a copy of float32 "
+        "each way. each: weight.",
+        grows_with="weights",
+        group="how",
+        group_roles={_ZLIB: "obvious", _HALF: "obvious", _COPY: "limit"},
+    )
+    told = {shape: {form: round_row(shape, form) for form in _ALL} for shape in sizes}
+    yield CostTable(
+        "A round of FedAvg with packed models, for each node",
+        (
+            *(size("weights"), obvious("float32"), *(ours(form) for form in FORMS)),
+            *(ratio(f"{form} ×", form, "float32") for form in FORMS),
+        ),
+        tuple(
+            {"weights": shape[0] * shape[1], **{form: each[form][0] for form in _ALL}}
+            for shape, each in told.items()
+        ),
+        grows_with="weights",
+    )
+    yield CostTable(
+        "What that round sends, for each node",
+        (
+            *(size("weights"), obvious("float32", "bytes"), *(ours(f, "bytes") for f in FORMS)),
+            *(ratio(f"{form} ×", form, "float32") for form in FORMS),
+        ),
+        tuple(
+            {"weights": shape[0] * shape[1], **{form: each[form][1] for form in _ALL}}
+            for shape, each in told.items()
+        ),
+    )
 
 
-def _row(how: str, there: float, back: float, copy: float, size: float) -> list[str]:
-    copies = (there + back) / (2 * copy)
-    return [how, f"{there * 1e3:.3f}", f"{back * 1e3:.3f}", f"{copies:.0f}", f"{size:.3f}"]
+def _row(
+    how: str, weights: int, there: float, back: float, copy: float, bytes_each: float
+) -> dict[str, float | str]:
+    return {
+        "how": how,
+        "weights": weights,
+        "encode": there * 1e3,
+        "decode": back * 1e3,
+        "both": (there + back) * 1e3,
+        "copies": (there + back) / (2 * copy),
+        "ns each": (there + back) / weights * 1e9,
+        "bytes each": bytes_each,
+    }
 
 
 def _size(packed: PackedModel) -> int:

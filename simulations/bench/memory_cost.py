@@ -14,7 +14,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -23,7 +23,6 @@ import numpy as np
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
-from rich.console import Console
 
 from gems_flwr.runtime.flower_internals import number_message
 from gems_flwr.runtime.inprocess_grid import InProcessGrid
@@ -34,8 +33,8 @@ from gems_flwr.strategies.gems import Gems
 from gems_flwr.wire.records import payload_bytes, to_record
 from gems_flwr.wire.space_replies import pack_space_reply, unpack_space_reply
 from gems_flwr.wire.space_requests import Cone
+from simulations.bench.cost_tables import Column, CostTable, limit, obvious, ours, ratio, size
 from simulations.bench.plain_cones import solve_plainly
-from simulations.bench.spaces_cost import table
 
 CLASSES = 10
 Way = Literal["round", "plain"]
@@ -164,30 +163,40 @@ def cost_of(way: Way, nodes: int, features: int, rank: int) -> Cost:
     return Cost(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def row(nodes: int, features: int, rank: int, with_plain: bool) -> tuple[str, ...]:
-    """Return one row: seconds and memory of a round, and of the plain way beside it."""
-    ours = cost_of("round", nodes, features, rank)
-    cells = [f"{nodes:,}", f"{ours.received / 1e6:.1f} MB", f"{ours.seconds:.1f} s"]
-    cells += [f"{ours.on_top / 1e6:.0f} MB", f"{ours.ratio:.1f}×"]
-    if not with_plain:
-        return (*cells, "–", "–")
-    plain = cost_of("plain", nodes, features, rank)
-    return (*cells, f"{plain.seconds / ours.seconds:.1f}×", f"{plain.ratio:.1f}×")
+def row(nodes: int, features: int, rank: int, with_plain: bool) -> dict[str, float | None]:
+    """Return seconds and memory of a round, and of the plain way beside it."""
+    cost = cost_of("round", nodes, features, rank)
+    plain = cost_of("plain", nodes, features, rank) if with_plain else None
+    return {
+        "nodes": nodes,
+        "received": cost.received / 1e6,
+        "on top": cost.on_top / 1e6,
+        "plain": plain.on_top / 1e6 if plain else None,
+        "round": cost.seconds,
+        "plain time": plain.seconds if plain else None,
+    }
 
 
-def report(console: Console, quick: bool) -> None:
-    """Print the table."""
+def measure(quick: bool) -> Iterator[CostTable]:
+    """Measure rounds of several sizes."""
     features, rank = 784, 20
-    with console.status("memory"):
-        rows = [row(nodes, features, rank, nodes <= 1000) for nodes in (100, 1000)]
-        rows += [] if quick else [row(5000, features, rank, False)]
-    console.print(
-        table(
-            f"A round of Gems at the server, cones of rank {rank}, {features} features, two "
-            "classes a node (int8): memory on top of the replies, against all in float64 at once",
-            ("nodes", "received", "round", "on top", "ratio", "plain: time", "plain: on top"),
-            rows,
-        )
+    counts = (50, 200) if quick else (100, 1000, 5000)
+    yield CostTable(
+        f"Memory of a round of Gems at the server: cones of rank {rank}, {features} features",
+        (
+            *(size("nodes"), limit("received", "MB"), ours("on top", "MB")),
+            *(obvious("plain", "MB"), ratio("on top ×", "on top", "received")),
+            ratio("plain ×", "plain", "received"),
+            *(
+                Column("round", "s"),
+                Column("plain time", "s"),
+                ratio("time ×", "plain time", "round"),
+            ),
+        ),
+        tuple(row(nodes, features, rank, nodes <= 1000) for nodes in counts),
+        "Two classes a node, int8. on top: memory beside the replies. plain: the same with "
+        "all in float64 at once. ×: of what was received.",
+        grows_with="nodes",
     )
 
 

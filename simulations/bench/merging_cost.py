@@ -9,14 +9,15 @@ noise. Every result is verified from the balls.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from gems_flwr.neuron_merging.merge_neurons import merge_neurons
 from gems_flwr.neuron_merging.merged_layer import MergedLayer, MergeMethod
 from gems_flwr.spaces.neuron_balls import NeuronBalls
+from simulations.bench.cost_tables import Column, CostTable, limit, obvious, ours, ratio, size
+from simulations.bench.spaces_cost import timed
 
 DIMENSION, NOISE = 785, 0.1
 # Copies are NOISE * sqrt(d) from their prototype; twice that holds the merged one well.
@@ -47,35 +48,39 @@ def timed_merge(given: list[NeuronBalls], method: MergeMethod) -> tuple[MergedLa
     return merged, seconds
 
 
-def rows(sizes: list[tuple[int, int]], method: MergeMethod) -> list[tuple[str, ...]]:
-    """Return one row per size: seconds, growth of both against the size before, and the result."""
-    found: list[tuple[str, ...]] = []
-    before: tuple[int, float] | None = None
-    for nodes, neurons in sizes:
-        merged, seconds = timed_merge(layers(nodes, neurons), method)
-        total = nodes * neurons
-        growth = "–"
-        if before is not None:
-            growth = f"{seconds / before[1]:.1f}× for {total / before[0]:.1f}×"
-        before = total, seconds
-        sizes_ = (f"{nodes} × {neurons}", method, f"{seconds:.2f} s", growth)
-        found.append((*sizes_, f"{total}", f"{len(merged)}", f"{merged.groups}"))
-    return found
+def row(nodes: int, neurons: int, with_kmeans: bool) -> dict[str, float | None]:
+    """Return seconds of both ways and of one pass over the neurons, and the result."""
+    given = layers(nodes, neurons)
+    merged, seconds = timed_merge(given, "verified")
+    other, slow = timed_merge(given, "kmeans") if with_kmeans else (None, 0.0)
+    centers = np.concatenate([layer.centers for layer in given])
+    _, once = timed(lambda: np.einsum("nd,nd->n", centers, centers))
+    return {
+        "nodes": nodes,
+        "neurons": nodes * neurons,
+        "proof": seconds,
+        "k-means": slow if other else None,
+        "pass": once,
+        "merged": len(merged),
+        "groups": merged.groups,
+    }
 
 
-def report(console: Console, quick: bool) -> None:
-    """Print the table."""
-    large = [(20, 1000)] if quick else [(20, 1000), (50, 1000), (100, 1000)]
-    small = [(5, 200)] if quick else [(5, 200), (20, 1000)]
-    with console.status("merging"):
-        found = rows(large, "verified") + rows(small, "kmeans")
-    table = Table(
-        title="Merging hidden neurons: one pass with proofs, against k-means (100) and greedy",
-        title_justify="left",
+def measure(quick: bool) -> Iterator[CostTable]:
+    """Measure networks of several sizes."""
+    sizes = [(5, 200), (20, 1000)] if quick else [(5, 200), (20, 1000), (50, 1000), (100, 1000)]
+    largest = 1 if quick else 2
+    yield CostTable(
+        "Merging hidden neurons",
+        (
+            *(size("nodes"), size("neurons"), ours("proof", "s"), obvious("k-means", "s")),
+            limit("pass", "s"),
+            ratio("k-means ×", "k-means", "proof"),
+            ratio("proof / pass", "proof", "pass"),
+            *(Column("merged"), Column("groups")),
+        ),
+        tuple(row(*each, number < largest) for number, each in enumerate(sizes)),
+        "proof: one pass over the neurons, each merge proved. k-means: with 100 clusters, then "
+        "greedy. pass: the norms of all neurons.",
+        grows_with="neurons",
     )
-    headings = ("nodes × neurons", "way", "seconds", "growth", "neurons", "merged", "groups")
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    for row in found:
-        table.add_row(*row)
-    console.print(table)

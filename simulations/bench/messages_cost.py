@@ -8,22 +8,22 @@ number of nodes. Nothing here asserts a time.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
-from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
-from rich.console import Console
-from rich.table import Table
 
 from gems_flwr.runtime.flower_internals import records_from_bytes, records_to_bytes
 from gems_flwr.runtime.inprocess_grid import InProcessGrid
 from gems_flwr.strategies.fedavg import FedAvg
 from gems_flwr.wire.records import to_numpy, to_record
 from simulations.backends.launch import run_on_ray
+from simulations.bench.cost_tables import Column, CostTable, limit, obvious, ours, ratio, size
 from simulations.config import BackendConfig
 
 # Weights, messages to time in all, numbers of nodes.
@@ -31,15 +31,32 @@ SIZES = {
     "650 weights (logistic model on digits)": (650, 2000, (10, 100, 1000)),
     "1,199,882 weights (the CNN)": (1_199_882, 200, (10, 100)),
 }
-HEADINGS = ("nodes", "plain loop", "bytes", "in-process", "ratio", "ray", "ratio", "start-up s")
+COLUMNS = (
+    size("nodes"),
+    limit("loop"),
+    limit("bytes"),
+    ours("in-process"),
+    Column("cpu", "ms"),
+    ratio("cpu / bytes", "cpu", "bytes"),
+    obvious("ray"),
+    ratio("ray ×", "ray", "in-process"),
+    Column("start", "s"),
+    Column("ray start", "s"),
+)
+ABOUT = (
+    "A message to a node and its reply, with FedAvg on top. loop: numpy alone. bytes: once "
+    "through Flower's serialisation in each direction, processor time. cpu: in-process, processor "
+    "time. ray ×: of in-process."
+)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds to the first reply, and seconds per message after that."""
+    """Seconds to the first reply, and per message after that; of these, at the processor."""
 
     startup: float
     per_message: float
+    at_processor: float = 0.0
 
 
 def echo_app() -> ClientApp:
@@ -81,9 +98,10 @@ def over(grid: Grid, weights: int, nodes: int, rounds: int, entered: float) -> C
     first = train(wait_for_nodes=nodes)
     first.start(grid, arrays, num_rounds=1)
     startup = time.perf_counter() - entered
-    started = time.perf_counter()
+    started, worked = time.perf_counter(), time.process_time()
     train().start(grid, arrays, num_rounds=rounds)
-    return Cost(startup, (time.perf_counter() - started) / (rounds * nodes))
+    spent = (time.perf_counter() - started, time.process_time() - worked)
+    return Cost(startup, *(seconds / (rounds * nodes) for seconds in spent))
 
 
 def in_process(weights: int, nodes: int, rounds: int) -> Cost:
@@ -105,49 +123,48 @@ def on_ray(weights: int, nodes: int, rounds: int) -> Cost:
 
 
 def serialisation(weights: int) -> float:
-    """Return the seconds for what no exchange can do without: there and back through bytes."""
+    """Return processor seconds of what no exchange can do without: through bytes and back."""
     record = RecordDict({"arrays": to_record({"w": np.zeros(weights, np.float32)})})
-    repetitions = 50
-    started = time.perf_counter()
+    spent, repetitions = [], 10
+    for _ in range(5):
+        started = time.process_time()
+        _there_and_back(record, repetitions)
+        spent.append((time.process_time() - started) / repetitions)
+    # The others were disturbed.
+    return min(spent)
+
+
+def _there_and_back(record: RecordDict, repetitions: int) -> None:
     for _ in range(repetitions):
         for _ in ("down", "up"):
             data = records_to_bytes(record)
-            received = records_from_bytes(data)
-            to_numpy(next(iter(received.array_records.values())))
-    return (time.perf_counter() - started) / repetitions
+            (received,) = records_from_bytes(data).values()
+            assert isinstance(received, ArrayRecord)
+            received.to_numpy_ndarrays()
 
 
-def measure(weights: int, nodes: int, messages: int) -> tuple[str, ...]:
-    """Return one row of the table: costs per message for a number of nodes."""
+def row(weights: int, nodes: int, messages: int, with_ray: bool) -> dict[str, float | None]:
+    """Return costs per message for a number of nodes, in milliseconds."""
     rounds = max(2, messages // nodes)
-    plain = plain_loop(weights, nodes, rounds)
     inside = in_process(weights, nodes, rounds)
-    ray = on_ray(weights, nodes, max(2, rounds // 4))
-    limit = serialisation(weights)
-    return (
-        str(nodes),
-        f"{plain.per_message * 1e3:.3f}",
-        f"{limit * 1e3:.3f}",
-        f"{inside.per_message * 1e3:.3f}",
-        f"{inside.per_message / limit:.1f}",
-        f"{ray.per_message * 1e3:.3f}",
-        f"{ray.per_message / inside.per_message:.1f}",
-        f"{inside.startup:.2f} / {ray.startup:.1f}",
-    )
+    ray = on_ray(weights, nodes, max(2, rounds // 4)) if with_ray else None
+    return {
+        "nodes": nodes,
+        "loop": plain_loop(weights, nodes, rounds).per_message * 1e3,
+        "bytes": serialisation(weights) * 1e3,
+        "in-process": inside.per_message * 1e3,
+        "cpu": inside.at_processor * 1e3,
+        "ray": ray.per_message * 1e3 if ray else None,
+        "start": inside.startup,
+        "ray start": ray.startup if ray else None,
+    }
 
 
-def report(console: Console, quick: bool) -> None:
-    """Print the tables."""
-    console.print(
-        "[bold]What a message to a node and its reply cost[/bold], in milliseconds, with FedAvg on "
-        "top.\nplain loop: numpy alone. bytes: once through serialisation in each direction, which "
-        "no backend can do without.\nratio: in-process to bytes, and ray to in-process."
-    )
+def measure(quick: bool) -> Iterator[CostTable]:
+    """Measure messages of two sizes."""
     for name, (weights, messages, counts) in SIZES.items():
-        table = Table(title=name, title_justify="left")
-        for column in HEADINGS:
-            table.add_column(column, justify="right")
-        with console.status(name):
-            for nodes in counts[:1] if quick else counts:
-                table.add_row(*measure(weights, nodes, messages))
-        console.print(table)
+        rows = [
+            row(weights, nodes, messages // 4 if quick else messages, not quick or nodes == 10)
+            for nodes in (counts[:2] if quick else counts)
+        ]
+        yield CostTable(name, COLUMNS, tuple(rows), ABOUT, grows_with="nodes")

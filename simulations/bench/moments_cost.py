@@ -13,18 +13,19 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Literal, get_args
 
 import torch
-from rich.console import Console
 
 from gems_flwr.moments.class_sums import in_chunks, sum_classes
 from gems_flwr.moments.cone_building import cone_from_sums
 from gems_flwr.moments.cone_streaming import Components, stream_cone
 from gems_flwr.moments.low_rank import compress
+from simulations.bench.cost_tables import Column, CostTable, limit, obvious, ours, ratio, size
 from simulations.bench.memory_cost import memory_bytes
-from simulations.bench.spaces_cost import table
+from simulations.bench.spaces_cost import timed
 
 CLASSES, RANK = 2, 20
 Way = Literal["samples", "full"]
@@ -72,30 +73,38 @@ def cost_of(way: Way, count: int, features: int) -> Cost:
     return Cost(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def row(count: int, features: int) -> tuple[str, ...]:
-    """Return one row: seconds and memory, and how many times as much full moments take."""
-    ours, full = cost_of("samples", count, features), cost_of("full", count, features)
-    return (
-        f"{features:,}",
-        f"{ours.seconds:.2f} s",
-        f"{ours.on_top / 1e6:.0f} MB",
-        f"{full.seconds / ours.seconds:.1f}×",
-        f"{full.on_top / ours.on_top:.1f}×",
-    )
+def row(count: int, features: int) -> dict[str, float]:
+    """Return seconds and memory of both ways, and seconds of one product with the samples."""
+    streamed, full = cost_of("samples", count, features), cost_of("full", count, features)
+    x, narrow = samples(count, features)[0], torch.randn(features, RANK)
+    _, product = timed(lambda: x @ narrow)
+    return {
+        "D": features,
+        "samples": streamed.seconds,
+        "full": full.seconds,
+        "X·U": product,
+        "on top": streamed.on_top / 1e6,
+        "full on top": full.on_top / 1e6,
+    }
 
 
-def report(console: Console, quick: bool) -> None:
-    """Print the table."""
+def measure(quick: bool) -> Iterator[CostTable]:
+    """Measure cones of several widths."""
     count = 2000 if quick else 6000
-    with console.status("moments"):
-        rows = [row(count, features) for features in (1000, 2000, *(() if quick else (4000,)))]
-    console.print(
-        table(
-            f"A node's cone of rank {RANK} from {count:,} samples of {CLASSES} classes: time and "
-            "memory on top of the samples, and by way of full moments",
-            ("D", "time", "on top", "full: time", "full: on top"),
-            rows,
-        )
+    yield CostTable(
+        f"A node's cone of rank {RANK} from {count:,} samples of {CLASSES} classes",
+        (
+            *(size("D"), ours("samples", "s"), obvious("full", "s"), limit("X·U", "s")),
+            ratio("full ×", "full", "samples"),
+            ratio("samples / X·U", "samples", "X·U"),
+            *(Column("on top", "MB"), Column("full on top", "MB")),
+            ratio("MB ×", "full on top", "on top"),
+        ),
+        tuple(row(count, features) for features in (1000, 2000, *(() if quick else (4000,)))),
+        "samples: from the samples, without a D × D matrix. full: by way of full moments. X·U:"
+        " one product of all samples with as many directions as the rank. on top: memory beside "
+        "the samples.",
+        grows_with="D",
     )
 
 

@@ -9,14 +9,15 @@ synthetic clouds of MNIST's size, so nothing needs to be there.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import torch
-from rich.console import Console
 
 from gems_flwr.radii.activations import ACTIVATIONS
 from gems_flwr.radii.neuron_data import NeuronData, neuron_deviation
 from gems_flwr.radii.neuron_radii import build_neuron_balls
-from simulations.bench.spaces_cost import DIRECTIONS, FEATURES, SAMPLES, clouds, table, timed
+from simulations.bench.cost_tables import CostTable, limit, obvious, ours, ratio, size
+from simulations.bench.spaces_cost import DIRECTIONS, FEATURES, SAMPLES, WAYS, clouds, timed
 
 EPSILON = 0.01
 # R_max and Delta of Algorithm 2.
@@ -49,35 +50,37 @@ def loop(data: NeuronData, neuron: int, directions: int) -> float:
     return low
 
 
-def radii_row(neurons: int, directions: int) -> tuple[str, ...]:
-    """Return one row: seconds of the loop, and of each way as milliseconds and ratio."""
+def radii_row(neurons: int, directions: int) -> dict[str, float]:
+    """Return milliseconds of the loop, of each way, and of the product alone."""
     data = hidden_layer(neurons)
     _, some = timed(lambda: [loop(data, neuron, directions) for neuron in range(TIMED)], 1)
-    whole = some / TIMED * neurons
-    cells = []
-    for method in ("sampled", "worst", "certified"):
+    spent = {}
+    for method, name in WAYS.items():
         # A fresh copy every time, as a layer remembers its products.
         _, seconds = timed(
             lambda m=method: build_neuron_balls(  # type: ignore[misc]
                 dataclasses.replace(data), EPSILON, m, directions=directions, seed=3
             )
         )
-        cells.append(f"{seconds * 1e3:.0f} ms  {whole / seconds:.0f}×")
+        spent[name] = seconds * 1e3
     matrix = torch.randn(directions, data.dimension)
     _, matmul = timed(lambda: data.rows @ matrix.T)
-    return (str(neurons), f"{whole:.1f} s", *cells, f"{matmul * 1e3:.1f} ms")
+    whole = some / TIMED * neurons
+    return {"neurons": neurons, "loop": whole * 1e3, **spent, "X·U": matmul * 1e3}
 
 
-def report(console: Console, quick: bool) -> None:
-    """Print the tables."""
-    with console.status("radii"):
-        rows = [radii_row(neurons, DIRECTIONS) for neurons in ((50,) if quick else (50, 100, 200))]
-    console.print(
-        table(
-            f"All neuron radii of a layer (n = {SAMPLES}, D = {FEATURES}, p = {DIRECTIONS}): "
-            f"against the papers' bisection, one neuron at a time (timed for {TIMED} neurons and "
-            "scaled to their number), and the bare product",
-            ("neurons", "loop", "exact rays", "worst", "certified", "X·U alone"),
-            rows,
-        )
+def measure(quick: bool) -> Iterator[CostTable]:
+    """Measure layers of several widths."""
+    yield CostTable(
+        f"All neuron radii of a layer (n = {SAMPLES}, D = {FEATURES}, p = {DIRECTIONS})",
+        (
+            *(size("neurons"), obvious("loop"), *(ours(name) for name in WAYS.values())),
+            limit("X·U"),
+            *(ratio(f"{name} ×", "loop", name) for name in WAYS.values()),
+            ratio("worst / X·U", "worst", "X·U"),
+        ),
+        tuple(radii_row(n, DIRECTIONS) for n in ((25, 50) if quick else (50, 100, 200))),
+        f"loop: the papers' bisection, one neuron at a time (timed for {TIMED} neurons and scaled "
+        "to their number); ×: how many times quicker. X·U: the bare product of both.",
+        grows_with="neurons",
     )

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from gems_flwr.averaging.steps import flat
 from gems_flwr.client_sampling import (
@@ -20,6 +18,7 @@ from gems_flwr.client_sampling import (
     optimal_probabilities,
 )
 from gems_flwr.strategies.multi_model.multi_model_state import MultiModelState
+from simulations.bench.cost_tables import Column, CostTable, limit, obvious, ours, ratio, size
 from simulations.models import lenet, mlp
 
 _MODELS = 10
@@ -61,42 +60,51 @@ def memory(nodes: int, models: int, weights: int) -> tuple[float, float]:
     return 4.0 * nodes * models * weights, float(state.details([])["server_memory_bytes"])
 
 
-def report(console: Console, quick: bool) -> None:
-    """Print the tables."""
-    console.print(
-        f"\n[bold]What sampling probabilities cost[/bold]: {_MODELS} models, capacities 1 to 3, "
-        "best of 3.\nPer n log n: milliseconds over n log n, relative to the first row."
-    )
-    table = Table()
-    for heading in ("clients", "optimal ms", "per n log n", "Eq. 5 ms", "draw ms"):
-        table.add_column(heading, justify="right")
-    first = None
+def measure(quick: bool) -> Iterator[CostTable]:
+    """Measure probabilities, and the memory of old updates."""
+    rows, first = [], None
     for clients in (1_000, 10_000) if quick else (1_000, 10_000, 100_000, 300_000):
         optimal, closed, draw = timed(clients)
         growth = optimal / (clients * math.log(clients))
         first = first or growth
-        table.add_row(
-            f"{clients:,}",
-            f"{optimal * 1e3:.1f}",
-            f"{growth / first:.2f}",
-            f"{closed * 1e3:.1f}",
-            f"{draw * 1e3:.1f}",
+        rows.append(
+            {
+                "clients": clients,
+                "optimal": optimal * 1e3,
+                "Eq. 5": closed * 1e3,
+                "per n log n": growth / first,
+                "draw": draw * 1e3,
+            }
         )
-    console.print(table)
-
+    yield CostTable(
+        f"Sampling probabilities of {_MODELS} models",
+        (
+            *(size("clients"), ours("optimal"), limit("Eq. 5")),
+            ratio("optimal / Eq. 5", "optimal", "Eq. 5"),
+            *(Column("per n log n"), Column("draw", "ms")),
+        ),
+        tuple(rows),
+        "Capacities 1 to 3, best of 3. Eq. 5: the closed form for capacity 1. per n log n: optimal "
+        "over n log n, relative to the first row.",
+        grows_with="clients",
+    )
     nets = {
         "784-32-10": mlp(input_shape=(1, 28, 28), classes=10, hidden=(32,), dropout=0.0),
         "LeNet-5": lenet(input_shape=(1, 28, 28), classes=10),
     }
-    table = Table(
-        title="Old updates at the server (stale, FedVARP, MIFA), MB", title_justify="left"
-    )
-    for heading in ("model", "weights", "nodes × models", "predicted", "counted"):
-        table.add_column(heading, justify="right")
+    counted = {}
     for name, net in nets.items():
         weights = len(flat({k: v.numpy() for k, v in net.state_dict().items()}))
-        predicted, counted = memory(120, 3, weights)
-        table.add_row(
-            name, f"{weights:,}", "120 × 3", f"{predicted / 1e6:.1f}", f"{counted / 1e6:.1f}"
-        )
-    console.print(table)
+        counted[name] = (weights, *memory(120, 3, weights))
+    yield CostTable(
+        "Old updates at the server (stale, FedVARP, MIFA), 120 nodes × 3 models",
+        (
+            *(size("model"), size("weights"), obvious("predicted", "MB"), ours("counted", "MB")),
+            ratio("counted / predicted", "counted", "predicted"),
+        ),
+        tuple(
+            {"model": name, "weights": w, "predicted": told / 1e6, "counted": found / 1e6}
+            for name, (w, told, found) in counted.items()
+        ),
+        "predicted: four bytes a weight.",
+    )

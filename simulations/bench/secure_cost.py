@@ -5,21 +5,19 @@ Figures are ratios within this one run, and how they grow. Nothing here asserts 
 
 from __future__ import annotations
 
-import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from rich.console import Console
-from rich.table import Table
 
 from gems_flwr import FedAvg, InProcessGrid, SecureSum, secure_sum_mod
 from gems_flwr.secure.fixed_point import Layout, Section, Words
 from gems_flwr.secure.node_secrets import NodeSecrets
 from gems_flwr.secure.sum_session import SumSession
+from simulations.bench.cost_tables import Column, CostTable, limit, obvious, ours, ratio, size
 
 _REPEATS = 3
 
@@ -86,41 +84,58 @@ def round_seconds(weights: int, secure: SecureSum | None) -> tuple[float, int]:
     return best(play), up[-1]
 
 
-def report(console: Console, quick: bool) -> None:
-    """Print the tables."""
-    # Importing Flower sets the level anew.
-    logging.getLogger("flwr").setLevel(logging.ERROR)
-    console.print(
-        "\n[bold]What masks cost[/bold]: 100,000 numbers of 32 bits, best of 3. Passes: seconds of "
-        "masking over those of adding as many numbers once."
+def masking_row(nodes: int, neighbours: int | None) -> dict[str, float]:
+    """Return milliseconds of masking, of adding as many numbers once, and of opening the sum."""
+    session = Session(nodes, 100_000, neighbours)
+    peers = len(session.server.present_for(0))
+    mask, once = best(lambda: session.mask(0)), best(lambda: session.words + session.words)
+    return {
+        "nodes": nodes,
+        "neighbours": peers,
+        "mask": mask * 1e3,
+        "addition": once * 1e3,
+        "per neighbour": mask / once / (peers + 1),
+        "open": best(session.opened()) * 1e3,
+    }
+
+
+def round_row(weights: int) -> dict[str, float]:
+    """Return milliseconds and bytes of a plain and of a secure round."""
+    plain, secure = round_seconds(weights, None), round_seconds(weights, SecureSum())
+    return {
+        "weights": weights,
+        "plain": plain[0] * 1e3,
+        "secure": secure[0] * 1e3,
+        "plain up": plain[1],
+        "secure up": secure[1],
+    }
+
+
+def measure(quick: bool) -> Iterator[CostTable]:
+    """Measure masks and rounds."""
+    yield CostTable(
+        "Masks on 100,000 numbers of 32 bits",
+        (
+            *(size("nodes"), size("neighbours"), ours("mask"), limit("addition")),
+            ratio("mask / addition", "mask", "addition"),
+            *(Column("per neighbour"), Column("open", "ms")),
+        ),
+        tuple(
+            masking_row(*each)
+            for each in ((3, None), (10, None), (50, None), (200, 20))[: 2 if quick else 4]
+        ),
+        "addition: of as many numbers, once. per neighbour: mask / addition, for each "
+        "neighbour and the node itself.",
+        grows_with="neighbours",
     )
-    table = Table()
-    for heading in ("nodes", "neighbours", "mask ms", "passes", "per neighbour", "open ms"):
-        table.add_column(heading, justify="right")
-    for nodes, neighbours in ((3, None), (10, None), (50, None), (200, 20))[: 2 if quick else 4]:
-        session = Session(nodes, 100_000, neighbours)
-        peers = len(session.server.present_for(0))
-        mask, once = best(lambda: session.mask(0)), best(lambda: session.words + session.words)  # noqa: B023
-        table.add_row(
-            str(nodes),
-            str(peers),
-            f"{mask * 1e3:.1f}",
-            f"{mask / once:.0f}",
-            f"{mask / once / (peers + 1):.1f}",
-            f"{best(session.opened()) * 1e3:.0f}",
-        )
-    console.print(table)
-    console.print("\nA round of FedAvg, five nodes in process that do not train:")
-    table = Table()
-    for heading in ("weights", "plain ms", "secure ms", "ratio", "bytes up, ratio"):
-        table.add_column(heading, justify="right")
-    for weights in (650, 50_000) if quick else (650, 50_000, 1_000_000):
-        plain, secure = round_seconds(weights, None), round_seconds(weights, SecureSum())
-        table.add_row(
-            f"{weights:,}",
-            f"{plain[0] * 1e3:.0f}",
-            f"{secure[0] * 1e3:.0f}",
-            f"{secure[0] / plain[0]:.1f}",
-            f"{secure[1] / plain[1]:.2f}",
-        )
-    console.print(table)
+    yield CostTable(
+        "A round of FedAvg, five nodes in process that do not train",
+        (
+            *(size("weights"), obvious("plain"), ours("secure")),
+            ratio("secure / plain", "secure", "plain"),
+            *(Column("plain up", "bytes"), Column("secure up", "bytes")),
+            ratio("bytes", "secure up", "plain up"),
+        ),
+        tuple(map(round_row, (650, 50_000) if quick else (650, 50_000, 1_000_000))),
+        grows_with="weights",
+    )

@@ -9,12 +9,11 @@ What cones cost is in `simulations.bench.memory_cost`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from gems_flwr.intersect.balls import intersect_balls
@@ -24,9 +23,11 @@ from gems_flwr.radii.layer_radius import find_radius
 from gems_flwr.radii.quality import Quality
 from gems_flwr.spaces.ball import BallSpace
 from gems_flwr.spaces.radius import Radius
+from simulations.bench.cost_tables import Column, CostTable, limit, obvious, ours, ratio, size
 
 SAMPLES, FEATURES, CLASSES, DIRECTIONS = 1000, 784, 10, 500
 EPSILON = 0.7
+WAYS = {"sampled": "rays", "worst": "worst", "certified": "certified"}
 
 
 def timed(function: Callable[[], Any], repeat: int = 3) -> tuple[Any, float]:
@@ -55,20 +56,25 @@ def layer(samples: int, features: int) -> LayerData:
     return LayerData(means, -(means**2).sum(dim=1) / 2, x, y)
 
 
-def construction_row(samples: int, features: int, directions: int) -> tuple[str, ...]:
-    """Return one row: seconds of the loop, and of each way as milliseconds and ratio."""
+def construction_row(samples: int, features: int, directions: int) -> dict[str, float | str]:
+    """Return milliseconds of the loop, of each way, and of the product alone."""
     data, quality = layer(samples, features), Quality(EPSILON)
     options = {"directions": directions, "seed": 3}
     _, loop = timed(lambda: find_radius(data, quality, "bisection", **options), 1)
-    cells = []
-    for method in ("sampled", "worst", "certified"):
+    spent: dict[str, float | str] = {}
+    for method, name in WAYS.items():
         _, seconds = timed(lambda m=method: find_radius(data, quality, m, **options))  # type: ignore[misc]
-        cells.append(f"{seconds * 1e3:.1f} ms  {loop / seconds:.0f}×")
+        spent[name] = seconds * 1e3
     x = data.augmented(slice(None))[0]
     directions_matrix = torch.randn(directions * CLASSES, x.shape[1])
     _, matmul = timed(lambda: x @ directions_matrix.T)
-    sizes = (f"{samples}", f"{features * CLASSES + CLASSES}", f"{directions}")
-    return (*sizes, f"{loop:.2f} s", *cells, f"{matmul * 1e3:.1f} ms")
+    return {
+        "n×D×p": f"{samples}×{features}×{directions}",
+        "10⁹": samples * features * directions / 1e9,
+        "loop": loop * 1e3,
+        **spent,
+        "X·U": matmul * 1e3,
+    }
 
 
 def balls(count: int, dimension: int, radius: float) -> list[BallSpace]:
@@ -78,20 +84,29 @@ def balls(count: int, dimension: int, radius: float) -> list[BallSpace]:
     return [BallSpace(center, Radius(radius, "worst")) for center in centers]
 
 
-def intersection_row(count: int, dimension: int, factor: float) -> tuple[str, ...]:
-    """Return one row: verdict and time of the dual, and of descent where that is bearable."""
+def intersection_row(count: int, dimension: int, factor: float) -> dict[str, float | str | None]:
+    """Return verdict and time of the dual, and of descent where that is bearable."""
     # Random centres are about sqrt(d) from their mean.
     spaces = balls(count, dimension, factor * float(np.sqrt(dimension)))
     found, seconds = timed(lambda: intersect_balls(spaces, "margin"))
-    descent = "–"
-    if count <= 10:
-        tried, slow = timed(lambda: descend_equation2(spaces), 1)
-        descent = f"{tried.status}, {slow:.2f} s"
-    return (str(count), str(dimension), found.status, f"{seconds * 1e3:.1f} ms", descent)
+    tried, slow = (
+        timed(lambda: descend_equation2(spaces), 1) if count <= 10 else (None, float("nan"))
+    )
+    centers = np.stack([space.center for space in spaces])
+    _, once = timed(lambda: centers.mean(axis=0))
+    return {
+        "nodes": count,
+        "d": dimension,
+        "verdict": found.status,
+        "dual": seconds * 1e3,
+        "descent": slow * 1e3 if tried else None,
+        "it says": tried.status if tried else None,
+        "pass": once * 1e3,
+    }
 
 
 def table(title: str, headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
-    """Return a table with all columns on the right."""
+    """Return a table with all columns on the right, for parts that print themselves."""
     made = Table(title=title, title_justify="left")
     for heading in headings:
         made.add_column(heading, justify="right")
@@ -100,31 +115,41 @@ def table(title: str, headings: tuple[str, ...], rows: list[tuple[str, ...]]) ->
     return made
 
 
-def report(console: Console, quick: bool) -> None:
-    """Print the tables."""
-    sizes = [(SAMPLES, FEATURES, DIRECTIONS)]
+def measure(quick: bool) -> Iterator[CostTable]:
+    """Measure construction and intersection."""
+    sizes = [(SAMPLES // 2, FEATURES, DIRECTIONS), (SAMPLES, FEATURES, DIRECTIONS)]
     if not quick:
         sizes += [(SAMPLES, FEATURES, 2 * DIRECTIONS), (2 * SAMPLES, FEATURES, DIRECTIONS)]
         sizes += [(SAMPLES, 2 * FEATURES, DIRECTIONS)]
-    with console.status("construction"):
-        rows = [construction_row(*size) for size in sizes]
-    console.print(
-        table(
-            "Radius of a linear layer: against the papers' bisection (same directions per step) "
-            "and the bare product",
-            ("n", "d", "p", "loop", "exact rays", "worst", "certified", "X·U alone"),
-            rows,
-        )
+    yield CostTable(
+        "Radius of a linear layer",
+        (
+            *(size("n×D×p"), size("10⁹"), obvious("loop")),
+            *(ours(name) for name in WAYS.values()),
+            limit("X·U"),
+            *(ratio(f"{name} ×", "loop", name) for name in ("rays", "worst")),
+            ratio("worst / X·U", "worst", "X·U"),
+        ),
+        tuple(construction_row(*each) for each in sizes),
+        "n samples, D features, p directions, and their product. loop: the papers' bisection, the "
+        "same directions in each step; ×: how many times quicker. X·U: the bare product of data "
+        "and directions.",
+        grows_with="10⁹",
+        grows_label="n·D·p, 10⁹",
     )
-    with console.status("intersection"):
-        cases = [(5, 7850, 0.6), (5, 7850, 1.2)]
-        cases += [] if quick else [(100, 7850, 0.9), (100, 7850, 1.2), (1000, 7850, 0.9)]
-        cases += [] if quick else [(1000, 7850, 1.2), (1000, 785, 1.2)]
-        rows = [intersection_row(*case) for case in cases]
-    console.print(
-        table(
-            "Intersection of balls: verdict by the dual, against descent on Eq. 2 (20,000 steps)",
-            ("nodes", "d", "verdict", "dual", "descent"),
-            rows,
-        )
+    cases = [(5, 7850, 0.6), (5, 7850, 1.2), (100, 7850, 0.9), (100, 7850, 1.2)]
+    cases += [] if quick else [(1000, 7850, 0.9), (1000, 7850, 1.2)]
+    yield CostTable(
+        "Intersection of balls",
+        (
+            *(size("nodes"), size("d"), size("verdict"), ours("dual"), obvious("descent")),
+            *(Column("it says"), limit("pass")),
+            ratio("dual ×", "descent", "dual"),
+            ratio("dual / pass", "dual", "pass"),
+        ),
+        tuple(intersection_row(*case) for case in cases),
+        "dual: the verdict with its proof. descent: on Eq. 2, 20,000 steps; ×: how many times "
+        "quicker the dual is. pass: one over the data, the mean of all centres.",
+        grows_with="nodes",
+        group="verdict",
     )
