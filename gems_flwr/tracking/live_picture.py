@@ -93,7 +93,9 @@ def _progress(state: LiveState, width: int) -> Table:
     done = state.finished if state.rounds else 0
     whole = state.rounds or 1
     grid.add_row(
-        Text(rounds), ProgressBar(total=whole, completed=done, width=bar), Text(cut(times, width))
+        Text(rounds),
+        ProgressBar(total=whole, completed=done, width=bar, complete_style="green"),
+        Text(cut(times, width)),
     )
     return grid
 
@@ -105,9 +107,7 @@ def _table(state: LiveState, rows: Sequence[Row], width: int) -> Table:
         "left out": [str(row.left_out or "–") for row in rows],
         "up": [amount(row.bytes_up) for row in rows],
         "down": [amount(row.bytes_down) for row in rows],
-        "seconds": [
-            f"{row.seconds:.3g}" if row.seconds < 1000 else clock(row.seconds) for row in rows
-        ],
+        "seconds": [duration(row.seconds) for row in rows],
     }
     for kind in KINDS:
         if name := state.followed(kind):
@@ -185,6 +185,11 @@ def amount(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 99.95 else f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:.3g} TB"
+
+
+def duration(seconds: float) -> str:
+    """Return the seconds of a round, or a clock's time where they are many."""
+    return f"{seconds:.{3 if seconds < 0.1 else 2}f}" if seconds < 1000 else clock(seconds)
 
 
 def clock(seconds: float) -> str:
