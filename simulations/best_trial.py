@@ -7,6 +7,7 @@ shows no test figures, so that what they say about the settings that it finds is
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,12 @@ class BestTrial(Callback):
         console = Console(stderr=True)
         for line in (
             f"best on validation data: {found['best_value']:.4f}  {' '.join(best)}",
-            f"on test data: {test_command(config.hydra.overrides.task, best)}",
+            f"on test data: {testing_command(config.hydra.overrides.task, best)}",
         ):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def test_command(overrides: list[str], best: list[str]) -> str:
+def testing_command(overrides: list[str], best: list[str]) -> str:
     """Return the command that makes one run with the best settings and shows test figures.
 
     Parameters
@@ -53,4 +54,6 @@ def test_command(overrides: list[str], best: list[str]) -> str:
     found = {each.split("=")[0] for each in best}
     kept = [each for each in overrides if each.split("=")[0] not in found | {"evaluate_on"}]
     # A search's file may say more than where to search; in this mode it is one run.
-    return shlex.join(["python", "-m", "simulations.run", *kept, *best, "hydra.mode=RUN"])
+    installed = sys.argv[0] == "gems-flwr run"
+    command = ["gems-flwr", "run"] if installed else ["python", "-m", "simulations.run"]
+    return shlex.join([*command, *kept, *best, "hydra.mode=RUN"])
