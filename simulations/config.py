@@ -21,6 +21,7 @@ from typing import Any, Optional
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
@@ -32,13 +33,14 @@ from gems_flwr.errors import GemsError, OptionError
 from gems_flwr.secure.secure_sum import SecureSum
 from simulations.experiment.training import TrainOptions
 from simulations.flat_options import flat_strategy, new_form
+from simulations.multirun import is_search, missing_plugin
 from simulations.options import MultiModelConfig, StreamConfig
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "conf"
 GROUPS = ("strategy", "dataset", "partition", "model", "backend")
 # What a run is told for the sake of the person or the machine, not of the result.
 NOT_IN_NAME = (
-    *("data_dir", "progress", "live", "tracking"),
+    *("data_dir", "progress", "live", "tracking", "objective"),
     *("fresh", "label", "wait_seconds", "return_seconds"),
 )
 # Classes that have moved go by the names that earlier runs know, so that these keep theirs.
@@ -138,6 +140,8 @@ class RunConfig:
     progress: bool = True
     live: bool = False
     evaluate_every: int = 1
+    evaluate_on: Optional[str] = None  # noqa: UP045
+    objective: Optional[str] = None  # noqa: UP045
     stop: StopConfig = field(default_factory=StopConfig)
     stream: StreamConfig = field(default_factory=StreamConfig)
     multi_model: MultiModelConfig = field(default_factory=MultiModelConfig)
@@ -160,6 +164,8 @@ class RunConfig:
         for name in ("wait_seconds", "return_seconds"):
             _require(name, getattr(self, name), getattr(self, name) >= 0, "at least 0")
         _require("evaluate_every", self.evaluate_every, self.evaluate_every >= 1, "at least 1")
+        parts = (None, "test", "validation")
+        _require("evaluate_on", self.evaluate_on, self.evaluate_on in parts, "test or validation")
         _ = self.train_options
 
     @property
@@ -200,6 +206,9 @@ class RunConfig:
             del values["strategy"]["budget_bytes"]
         if values["strategy"].get("compress") == "float32":
             del values["strategy"]["compress"]
+        if self.evaluate_on != "validation":
+            # Likewise.
+            del values["evaluate_on"]
         if not self.secure:
             # Likewise: there was a time without.
             del values["secure"]
@@ -237,6 +246,8 @@ def variant_of(config: RunConfig) -> str:
         "multi_model": main["multi_model"] | chosen.get("multi_model", {}),
     }
     changed = []
+    if config.evaluate_on == "validation":
+        changed.append("evaluate_on=validation")
     if config.secure:
         defaults["secure"] = _load("secure", "sum")
         changed.append("secure=sum")
@@ -341,12 +352,26 @@ def to_run_config(config: DictConfig, choices: Mapping[str, Any] | None = None) 
         except ImportError as error:
             raise ConfigError(f"{section}: there is no {rule['_target_']}") from error
     own["names"] = {group: str(chosen[group]) for group in GROUPS}
+    if _in_search(config):
+        if own["evaluate_on"] == "test":
+            raise ConfigError(
+                "a search goes by validation data: settings that are chosen by their test figures "
+                "look better than they are; leave evaluate_on out"
+            )
+        own["evaluate_on"] = "validation"
     try:
         run = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RunConfig), own))
     except (OmegaConfBaseException, ValueError) as error:
         raise ConfigError(str(error)) from error
     assert isinstance(run, RunConfig)
     return run
+
+
+def _in_search(config: DictConfig) -> bool:
+    """Return whether a config is that of one of a search's runs, which Hydra's own part says."""
+    if "hydra" in config:
+        return is_search(config.hydra)
+    return HydraConfig.initialized() and is_search(HydraConfig.get())
 
 
 def check_options(group: str, node: DictConfig, target: Callable[..., Any]) -> None:
@@ -429,6 +454,8 @@ def explain(error: Exception, overrides: Sequence[str] = ()) -> str:
     if isinstance(error, OSError) and not isinstance(error, HydraException):
         return file_fault(error)
     text = f"{error}\n{error.__cause__ or error.__context__ or ''}"
+    if isinstance(error, HydraException) and (plugin := missing_plugin(text)) is not None:
+        return plugin
     full_key = re.search(r"full_key: (\S+)", text)
     if full_key is None:
         return str(error).split("Config search path")[0].strip()

@@ -11,7 +11,7 @@ import contextvars
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -42,6 +42,15 @@ from simulations.experiment.execution import finished_result, first_score, run_s
 from simulations.experiment.experiment import Experiment, experiment_of
 from simulations.experiment.progress import ProgressBar
 from simulations.experiment.run_trackers import give_files, start_again, trackers_of
+from simulations.experiment.search_objective import check_objective, objective
+from simulations.multirun import (
+    RunFailedError,
+    is_multirun,
+    is_parallel,
+    is_search,
+    missing_plugin,
+    shares_screen,
+)
 
 
 def run(
@@ -77,7 +86,7 @@ def run(
     if done is None:
         # Whatever is wrong with data or partition shows before any node starts.
         experiment = experiment_of(config.to_json())
-        _ = experiment.shares
+        _ = experiment.shares, experiment.held_out
         with hold_folder(folder, wait=wait):
             # Whoever had the folder until now may have done it all.
             done = None if config.fresh else finished_result(config, folder)
@@ -133,6 +142,8 @@ def quiet_flower() -> Iterator[None]:
 def _line(config: RunConfig, result: dict[str, Any], folder: Path) -> str:
     name, value = first_score(result)
     score = "–" if value is None else f"{value:.4f}"
+    if config.evaluate_on == "validation":
+        name = f"validation {name}"
     return (
         # A list such as hidden=[50] is no markup.
         f"[bold]{escape(_title(config)):<18}[/bold] {name} {score}  "
@@ -149,28 +160,43 @@ def _title(config: RunConfig) -> str:
 @hydra.main(version_base=None, config_path=str(CONFIG_DIR), config_name="config")
 def _hydra_main(config: DictConfig) -> float | None:
     hydra_config = HydraConfig.get()
-    run_config = to_run_config(config, hydra_config.runtime.choices)
+    choices = hydra_config.runtime.choices
+    parallel, search = is_parallel(hydra_config), is_search(hydra_config)
     try:
-        result = run(run_config, Path(hydra_config.runtime.output_dir))
-    except ConfigError:
-        raise
+        run_config = to_run_config(config, choices)
+        if search:
+            check_objective(run_config, hydra_config.sweeper.get("direction"))
+        # Bars of several processes would overwrite each other.
+        console = Console(stderr=True, force_terminal=False if parallel else None)
+        # What another process makes at this moment need not be made twice.
+        result = run(run_config, Path(hydra_config.runtime.output_dir), console, wait=parallel)
     except (GemsError, OSError) as error:
+        if isinstance(error, ConfigError) and not is_multirun(hydra_config):
+            raise
         # Said here: Hydra adds lines of its own, and of a multirun shows the first error alone.
-        _complain(error)
-        _failed.append(run_config.run_name())
+        overrides = list(hydra_config.overrides.task)
+        which = " ".join(overrides) if is_multirun(hydra_config) else ""
+        text = _complain(error, overrides, which)
+        if parallel or search:
+            # This process is not the command's own, or a search must not take it for a score.
+            raise RunFailedError("" if shares_screen(hydra_config) else text) from None
+        _failed.append(str(hydra_config.runtime.output_dir))
         return None
-    # For sweeps that look for the best.
-    _, value = first_score(result)
-    return None if value is None else float(value)
+    return objective(run_config, result)
 
 
 # Runs of this command that ended with an error.
 _failed: list[str] = []
 
 
-def _complain(error: Exception) -> None:
-    text = explain(error, sys.argv[1:])
+def _complain(error: Exception, overrides: Sequence[str], which: str = "") -> str:
+    text = explain(error, overrides)
+    if which:
+        text = f"{which}: {text}"
+    if not text:
+        return text
     Console(stderr=True).print(text, style="red", markup=False, highlight=False, soft_wrap=True)
+    return text
 
 
 def main() -> int:
@@ -183,7 +209,14 @@ def main() -> int:
     try:
         _hydra_main()
     except (HydraException, OmegaConfBaseException, GemsError, OSError) as error:
-        _complain(error)
+        _complain(error, sys.argv[1:])
+        return 2
+    except RuntimeError as error:
+        # What Hydra raises for a launcher whose file is here and whose plugin is not.
+        plugin = missing_plugin(str(error))
+        if plugin is None:
+            raise
+        _complain(ConfigError(plugin), sys.argv[1:])
         return 2
     except KeyboardInterrupt:
         leave(console, "Interrupted; the same command goes on from the last finished round.")

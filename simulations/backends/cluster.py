@@ -11,6 +11,7 @@ under the same paths on all machines: a shared folder, or the same image.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import sys
@@ -49,7 +50,7 @@ def connect(backend: BackendConfig) -> None:
             address=address,
             runtime_env={"env_vars": _environment()},
             log_to_driver=False,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
         )
     # Ray has no errors of its own for this: wrong versions, other machines, no cluster.
     except (OSError, RuntimeError, ValueError, AssertionError) as error:
@@ -60,7 +61,8 @@ def connect(backend: BackendConfig) -> None:
             "start Ray there with `ray start --address=…`, or the cluster with `ray start --head`"
         ) from error
     try:
-        machines = [each for each in ray.nodes() if each["Alive"]]
+        nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        machines = [each for each in nodes if each["Alive"]]
         _check_room(backend, [each["Resources"] for each in machines])
         _check_code(ray, {each["NodeID"]: each["NodeManagerAddress"] for each in machines})
     except BaseException:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import math
 import os
 import struct
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gems_flwr.disk.lock import hold_folder
 from gems_flwr.errors import GemsError
 
 DATA_VARIABLE = "GEMS_FLWR_DATA"
@@ -65,6 +68,25 @@ def data_file(folder: Path, relative: str, name: str) -> Path:
             f"(or {DATA_VARIABLE}) to the folder that has it."
         )
     return path
+
+
+@contextlib.contextmanager
+def one_downloads(folder: Path, download: bool) -> Iterator[None]:
+    """Let one process at a time look for files and fetch them; the others find them whole.
+
+    Parameters
+    ----------
+    folder : Path
+        Where files are looked for, and put.
+    download : bool
+        Whether anything may be fetched; if not, or if the folder cannot be written to, nobody
+        waits.
+    """
+    if not download or (folder.exists() and not os.access(folder, os.W_OK)):
+        yield
+        return
+    with hold_folder(folder, wait=True):
+        yield
 
 
 def read_arrays(path: Path, keys: tuple[str, ...]) -> list[NDArray[Any]]:

@@ -17,6 +17,7 @@ from simulations.data.archives import (
     MissingDataError,
     data_file,
     data_folder,
+    one_downloads,
     read_arrays,
     read_idx,
 )
@@ -168,7 +169,10 @@ def mnist_like(
     name: str, kind: str, folder: Path, seed: int, public: int, download: bool
 ) -> Dataset:
     """Load a data set in MNIST's format, which lies in the folder `kind`, under a name."""
-    pool, test = (_read_mnist_like(name, kind, folder, train, download) for train in (True, False))
+    with one_downloads(folder, download):
+        pool, test = (
+            _read_mnist_like(name, kind, folder, train, download) for train in (True, False)
+        )
     return assemble(name, classes=10, scale=1 / 255, pool=pool, test=test, public=public, seed=seed)
 
 
@@ -194,6 +198,14 @@ def _read_mnist_like(name: str, kind: str, folder: Path, train: bool, download: 
 
 @functools.lru_cache(maxsize=_CACHED)
 def _cifar10(folder: Path, seed: int, public: int, download: bool) -> Dataset:
+    with one_downloads(folder, download):
+        pool, test = _read_cifar10(folder, download)
+    return assemble(
+        "cifar10", classes=10, scale=1 / 255, pool=pool, test=test, public=public, seed=seed
+    )
+
+
+def _read_cifar10(folder: Path, download: bool) -> tuple[Examples, Examples]:
     parts = []
     for train in (True, False):
         try:
@@ -208,15 +220,7 @@ def _cifar10(folder: Path, seed: int, public: int, download: bool) -> Dataset:
             stored = _download("CIFAR10", "cifar10", folder, train)
         pixels = np.ascontiguousarray(stored.data.transpose(0, 3, 1, 2))
         parts.append(Examples(pixels, np.asarray(stored.targets)))
-    return assemble(
-        "cifar10",
-        classes=10,
-        scale=1 / 255,
-        pool=parts[0],
-        test=parts[1],
-        public=public,
-        seed=seed,
-    )
+    return parts[0], parts[1]
 
 
 @functools.lru_cache(maxsize=_CACHED)

@@ -206,6 +206,7 @@ def summarise(
     details = {
         "fingerprint": config.fingerprint(),
         "stopped_because": result.stopped_because,
+        **({"evaluated_on": "validation"} if config.evaluate_on == "validation" else {}),
         **balanced,
         "failures": [{"round": number, **asdict(each)} for number, each in result.failures],
         **_stream_losses(result),

@@ -101,6 +101,28 @@ class Experiment:
         parts = self._divide(pool.labels, self.dataset.groups, config.nodes)
         return [self._share(pool.take(part), node) for node, part in enumerate(parts)]
 
+    @functools.cached_property
+    def held_out(self) -> Examples:
+        """What the server scores models on: the test set, or all nodes' validation parts.
+
+        On all parts together an accuracy is the nodes' mean, weighted by their examples. No server
+        sees them but that of a simulation.
+        """
+        if self.config.evaluate_on != "validation":
+            return self.dataset.test
+        if self.config.stream.is_on:
+            raise ConfigError(
+                "evaluate_on=validation is not for streams, whose nodes are judged by what comes "
+                "next: set stream.batches_per_round=null"
+            )
+        parts = [share.validation for share in self.shares if len(share.validation)]
+        if not parts:
+            raise ConfigError(
+                f"dataset={self.config.names['dataset']} has no validation data that the server "
+                "knows of, so there is nothing for a search to go by"
+            )
+        return Examples.concatenate(parts)
+
     def _divide(self, labels: NDArray, groups: NDArray | None, nodes: int) -> list[NDArray]:
         """Return the positions of every node's examples."""
         partition, config = self._build("partition"), self.config
@@ -451,9 +473,9 @@ class Experiment:
     ) -> MetricRecord | None:
         """Score a strategy's arrays on the test set, as it is in a round where concepts drift.
 
-        Returns None where the server has no test set.
+        Returns None where the server has no test set. In a search it is the validation data.
         """
-        test = self.dataset.test
+        test = self.held_out
         if not len(test):
             return None
         if batches := self.config.stream.batches_per_round:

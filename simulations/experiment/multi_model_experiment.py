@@ -183,11 +183,11 @@ class MultiModelExperiment(Experiment):
     def evaluate(
         self, strategy: RoundLoop, arrays: ArrayRecord, server_round: int = 0
     ) -> MetricRecord:
-        """Score every model on its own test set; means, and each model's accuracy."""
+        """Score every model on its own held-out data; means, and each model's accuracy."""
         scores = {}
         for name, model in split_models(to_numpy(arrays)).items():
             task = self.tasks[name]
-            scores[name] = self.score_model(task, model, task.dataset.test)
+            scores[name] = self.score_model(task, model, task.held_out)
         means = {key: float(np.mean([s[key] for s in scores.values()])) for key in _SCORES}
         return MetricRecord(
             {**means, **{f"accuracy/{n}": s["accuracy"] for n, s in scores.items()}}

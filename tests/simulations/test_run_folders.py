@@ -1,21 +1,18 @@
 """Run folders: one owner, and strange or failing ones end a command with one clear line."""
 
-import contextlib
 import errno
 import json
-import logging
 import os
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 import torch
+from helpers_commands import run_command
 from helpers_patience import HANG_SECONDS
 from rich.console import Console
 
-import simulations.run
 from conftest import refuse_writing
 from gems_flwr.disk.lock import LOCK_FILE, hold_folder
 from gems_flwr.errors import CheckpointError, FolderInUseError
@@ -36,30 +33,7 @@ def finish(folder, *overrides, **options):
 
 @pytest.fixture
 def command(tmp_path, monkeypatch, capsys):
-    """Run ``python -m simulations.run`` in this process; return its status and what it said."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["simulations.run", *words])
-        with same_logging():
-            status = simulations.run.main()
-        return status, capsys.readouterr().err
-
-    return call
-
-
-@contextlib.contextmanager
-def same_logging():
-    """Undo what Hydra does to the loggers of a process that has other things to do afterwards."""
-    names = [None, *logging.root.manager.loggerDict]
-    loggers = [logging.getLogger(name) for name in names]
-    before = [(each.disabled, each.level, each.propagate, each.handlers[:]) for each in loggers]
-    try:
-        yield
-    finally:
-        for each, (disabled, level, propagate, handlers) in zip(loggers, before, strict=True):
-            each.disabled, each.propagate, each.handlers = disabled, propagate, handlers
-            each.setLevel(level)
+    return run_command(tmp_path, monkeypatch, capsys)
 
 
 def folder_of(*overrides):
