@@ -26,6 +26,7 @@ from gems_flwr.client.task_app import task_client_app
 from gems_flwr.server.log import log_event
 from simulations.config import ConfigError, compose_config
 from simulations.data.own_data import own_folder
+from simulations.experiment.card_facts import told_overrides
 from simulations.experiment.execution import first_score, run_server
 from simulations.experiment.experiment import experiment_of
 from simulations.results_folder import results_folder
@@ -75,7 +76,9 @@ def main(grid: Grid, context: Context) -> None:
     name = experiment.config.run_name()
     folder = results_folder(str(context.run_config["output"]), name, bundle=BUNDLE)
     log_event("results", folder=folder)
-    result = run_server(experiment, grid, folder, simulated=False)
+    overrides = shlex.join(told_overrides(shlex.split(str(context.run_config["overrides"]))))
+    command = f"flwr run . -c 'overrides=\"{overrides}\"'"
+    result = run_server(experiment, grid, folder, simulated=False, command=command)
     name, value = first_score(result)
     log_event(
         "result",

@@ -10,6 +10,7 @@ import contextlib
 import contextvars
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,13 +36,19 @@ from simulations.config import (
     to_run_config,
     variant_of,
 )
+from simulations.experiment.card_facts import told_overrides
 from simulations.experiment.execution import finished_result, first_score, run_server
 from simulations.experiment.experiment import Experiment, experiment_of
 from simulations.experiment.progress import ProgressBar
 
 
 def run(
-    config: RunConfig, folder: Path, console: Console | None = None, *, wait: bool = False
+    config: RunConfig,
+    folder: Path,
+    console: Console | None = None,
+    *,
+    wait: bool = False,
+    command: str | None = None,
 ) -> dict[str, Any]:
     """Run one config, or return the result that it had.
 
@@ -55,6 +62,8 @@ def run(
         Where to show progress.
     wait : bool, default False
         Whether to wait for a run that works in the folder, instead of raising an error.
+    command : str, optional
+        What was typed to start it, for the model card.
 
     Returns
     -------
@@ -78,13 +87,17 @@ def run(
             # Whoever had the folder until now may have done it all.
             done = None if config.fresh else finished_result(config, folder)
             if done is None:
-                return _run(config, experiment, folder, console)
+                return _run(config, experiment, folder, console, command)
     console.print(f"[dim]{os.path.relpath(folder)}: finished already[/dim]", soft_wrap=True)
     return done
 
 
 def _run(
-    config: RunConfig, experiment: Experiment, folder: Path, console: Console
+    config: RunConfig,
+    experiment: Experiment,
+    folder: Path,
+    console: Console,
+    command: str | None = None,
 ) -> dict[str, Any]:
     saved = CheckpointFolder(folder)
     if experiment.keeps_models_on_nodes and saved.load() is not None:
@@ -97,7 +110,8 @@ def _run(
     with quiet_flower(), bar if config.progress else contextlib.nullcontext():
         callbacks = [bar] if config.progress else []
         result = run_on_backend(
-            config, lambda grid: here.run(run_server, experiment, grid, folder, callbacks)
+            config,
+            lambda grid: here.run(run_server, experiment, grid, folder, callbacks, command=command),
         )
     console.print(_line(config, result, folder), highlight=False, soft_wrap=True)
     return result
@@ -137,7 +151,9 @@ def _hydra_main(config: DictConfig) -> float | None:
     hydra_config = HydraConfig.get()
     run_config = to_run_config(config, hydra_config.runtime.choices)
     try:
-        result = run(run_config, Path(hydra_config.runtime.output_dir))
+        overrides = told_overrides(list(hydra_config.overrides.task))
+        command = shlex.join(["gems-flwr", "run", *overrides])
+        result = run(run_config, Path(hydra_config.runtime.output_dir), command=command)
     except ConfigError:
         raise
     except (GemsError, OSError) as error:
