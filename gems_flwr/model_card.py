@@ -19,6 +19,7 @@ FILE = "model_card.md"
 _DOCS = "https://gems-flwr.github.io/gems-flwr"
 # Rows of a table; a federation of thousands has other files.
 _MOST_ROWS = 50
+_MOST_NAMES = 10
 _LONGEST = 200
 _TO_FILL = "*to be filled in by whoever publishes the model*"
 # Metrics that Hugging Face knows by the same name.
@@ -225,13 +226,25 @@ def _summary(card: ModelCard) -> str:
 
 
 def _models(card: ModelCard) -> list[str]:
+    # Models of one kind, such as the members of an ensemble, are described once.
+    kinds: list[tuple[CardModel, list[str]]] = []
+    for name, model in card.models.items():
+        alike = next((names for other, names in kinds if other == model), None)
+        if alike is None:
+            kinds.append((model, [name]))
+        else:
+            alike.append(name)
     lines: list[str] = []
-    for name, model in list(card.models.items())[:_MOST_ROWS]:
+    for model, names in kinds[:_MOST_ROWS]:
         if len(card.models) > 1:
-            lines += [*([""] if lines else []), f"### {shown(name)}", ""]
+            some = ", ".join(shown(name) for name in names[:_MOST_NAMES])
+            more = len(names) - _MOST_NAMES
+            some += f" and {more} more" if more > 0 else ""
+            each = ", each" if len(names) > 1 else ""
+            lines += [*([""] if lines else []), f"### {some}{each}", ""]
         lines += _model(model)
-    if (more := len(card.models) - _MOST_ROWS) > 0:
-        lines += ["", f"… and {more} more."]
+    if (more := len(kinds) - _MOST_ROWS) > 0:
+        lines += ["", f"… and {more} more kinds."]
     return lines
 
 

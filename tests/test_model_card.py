@@ -139,6 +139,15 @@ def test_a_node_that_did_not_say_is_not_counted_as_nothing():
     assert "2 nodes; 120 examples of the 1 that told" in text
 
 
+def test_members_of_one_kind_are_described_once():
+    members = {f"node {number}": LAYER for number in range(3)}
+    other = CardModel({"weight": (2, 2)})
+    text = card(models={**members, "small": other}).to_markdown()
+    assert "### `node 0`, `node 1`, `node 2`, each" in text
+    assert text.count("| weights | 15 |") == 1
+    assert "### `small`\n" in text
+
+
 def test_thousands_of_nodes_do_not_make_a_long_card():
     nodes = {str(number): NodeData(1) for number in range(5000)}
     text = card(nodes=nodes).to_markdown()

@@ -226,7 +226,8 @@ def _privacy(details: Mapping[str, Any], strategy: RoundLoop | None) -> list[str
         lines.append(
             f"Differential privacy of the sum: epsilon {promise['epsilon']:g}, delta "
             f"{promise['delta']:g} for the run as a whole, with noise of {promise['nodes']} nodes; "
-            f"it holds against {promise['colluders']} nodes that collude."
+            f"reckoned with {promise['colluders']} nodes that collude. It is about the totals: "
+            "without secure sums the server sees more."
         )
     if strategy is None:
         return lines
@@ -240,6 +241,11 @@ def _privacy(details: Mapping[str, Any], strategy: RoundLoop | None) -> list[str
             f"Differential privacy of each node: every answer about the output layer had noise of "
             f"epsilon {epsilon:g}, delta {delta:g}; what a node has spent in all stands in its own "
             "ledger."
+        )
+    if lines and (getattr(strategy, "dp_seeded", False) or getattr(space, "dp_seeded", False)):
+        lines.append(
+            "The noise came from the run's seed, as in simulations: whoever knows the seed can "
+            "take it off, so this very model protects nobody's data by it."
         )
     if not lines:
         lines.append("Differential privacy: none of this library's was asked for.")

@@ -91,6 +91,13 @@ def test_a_card_of_secure_sums_has_totals_alone(tmp_path):
     assert not any(re.search(rf"\| {size} \|", text) for size in sizes)
 
 
+def test_noise_from_a_known_seed_is_not_sold_as_privacy(tmp_path):
+    finished(tmp_path, "strategy=private_gems", "rounds=1")
+    text = (tmp_path / "model_card.md").read_text()
+    assert "Differential privacy of the sum: epsilon 1" in text
+    assert "The noise came from the run's seed" in text
+
+
 def test_paths_of_the_machine_are_not_part_of_the_command():
     from simulations.experiment.card_facts import told_overrides
 
