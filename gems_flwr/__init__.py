@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from gems_flwr.errors import SpaceError as SpaceError
     from gems_flwr.errors import StateNotSavedError as StateNotSavedError
     from gems_flwr.leaks.feature_files import save_features as save_features
+    from gems_flwr.model_card import CardModel as CardModel
+    from gems_flwr.model_card import ModelCard as ModelCard
     from gems_flwr.moments.cone_building import build_cone as build_cone
     from gems_flwr.networks.random_filters import RandomFilters as RandomFilters
     from gems_flwr.networks.random_fourier import RandomFourier as RandomFourier
@@ -78,6 +80,7 @@ if TYPE_CHECKING:
     from gems_flwr.server.model_export import ExportedModel as ExportedModel
     from gems_flwr.server.model_export import export_model as export_model
     from gems_flwr.server.refine_options import Refine as Refine
+    from gems_flwr.server.run_card import write_model_card as write_model_card
     from gems_flwr.server.settings import Callback as Callback
     from gems_flwr.server.state import RoundOutcome as RoundOutcome
     from gems_flwr.server.state import RoundRecord as RoundRecord
@@ -209,6 +212,9 @@ _HOMES = {
     # What one does with the model.
     "ExportedModel": "server.model_export",
     "export_model": "server.model_export",
+    "CardModel": "model_card",
+    "ModelCard": "model_card",
+    "write_model_card": "server.run_card",
     # Writing a strategy.
     "Answer": "server.exchange",
     "ModelReply": "wire.model_replies",

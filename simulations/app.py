@@ -29,6 +29,7 @@ from gems_flwr.server.settings import Callback
 from gems_flwr.tracking.live_view import LiveView
 from simulations.config import ConfigError, RunConfig, compose_config
 from simulations.data.own_data import own_folder
+from simulations.experiment.card_facts import told_overrides
 from simulations.experiment.execution import first_score, run_server
 from simulations.experiment.experiment import experiment_of
 from simulations.experiment.run_trackers import give_files, trackers_of
@@ -85,12 +86,14 @@ def main(grid: Grid, context: Context) -> None:
     name = experiment.config.run_name()
     folder = results_folder(str(context.run_config["output"]), name, bundle=BUNDLE)
     log_event("results", folder=folder)
+    overrides = shlex.join(told_overrides(shlex.split(str(context.run_config["overrides"]))))
+    command = f"flwr run . -c 'overrides=\"{overrides}\"'"
     with contextlib.ExitStack() as stack:
         trackers = [stack.enter_context(each) for each in trackers_of(experiment.config)]
         watching: list[Callback] = [*trackers]
         if experiment.config.live:
             watching.append(LiveView(name))
-        result = run_server(experiment, grid, folder, watching, simulated=False)
+        result = run_server(experiment, grid, folder, watching, simulated=False, command=command)
         give_files(trackers, folder)
     name, value = first_score(result)
     log_event(

@@ -10,6 +10,7 @@ import contextlib
 import contextvars
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -38,6 +39,7 @@ from simulations.config import (
     variant_of,
     without_plus,
 )
+from simulations.experiment.card_facts import told_overrides
 from simulations.experiment.execution import finished_result, first_score, run_server
 from simulations.experiment.experiment import Experiment, experiment_of
 from simulations.experiment.progress import ProgressBar
@@ -54,7 +56,12 @@ from simulations.multirun import (
 
 
 def run(
-    config: RunConfig, folder: Path, console: Console | None = None, *, wait: bool = False
+    config: RunConfig,
+    folder: Path,
+    console: Console | None = None,
+    *,
+    wait: bool = False,
+    command: str | None = None,
 ) -> dict[str, Any]:
     """Run one config, or return the result that it had.
 
@@ -68,6 +75,8 @@ def run(
         Where to show progress.
     wait : bool, default False
         Whether to wait for a run that works in the folder, instead of raising an error.
+    command : str, optional
+        What was typed to start it, for the model card.
 
     Returns
     -------
@@ -91,13 +100,17 @@ def run(
             # Whoever had the folder until now may have done it all.
             done = None if config.fresh else finished_result(config, folder)
             if done is None:
-                return _run(config, experiment, folder, console)
+                return _run(config, experiment, folder, console, command)
     console.print(f"[dim]{os.path.relpath(folder)}: finished already[/dim]", soft_wrap=True)
     return done
 
 
 def _run(
-    config: RunConfig, experiment: Experiment, folder: Path, console: Console
+    config: RunConfig,
+    experiment: Experiment,
+    folder: Path,
+    console: Console,
+    command: str | None = None,
 ) -> dict[str, Any]:
     saved = CheckpointFolder(folder)
     if experiment.keeps_models_on_nodes and saved.load() is not None:
@@ -120,7 +133,8 @@ def _run(
         elif config.progress:
             callbacks.append(stack.enter_context(ProgressBar(escape(_title(config)), console)))
         result = run_on_backend(
-            config, lambda grid: here.run(run_server, experiment, grid, folder, callbacks)
+            config,
+            lambda grid: here.run(run_server, experiment, grid, folder, callbacks, command=command),
         )
         give_files(trackers, folder)
     console.print(_line(config, result, folder), highlight=False, soft_wrap=True)
@@ -168,8 +182,11 @@ def _hydra_main(config: DictConfig) -> float | None:
             check_objective(run_config, hydra_config.sweeper.get("direction"))
         # Bars of several processes would overwrite each other.
         console = Console(stderr=True, force_terminal=False if parallel else None)
+        folder = Path(hydra_config.runtime.output_dir)
+        told = told_overrides(list(hydra_config.overrides.task))
+        command = shlex.join(["gems-flwr", "run", *told])
         # What another process makes at this moment need not be made twice.
-        result = run(run_config, Path(hydra_config.runtime.output_dir), console, wait=parallel)
+        result = run(run_config, folder, console, wait=parallel, command=command)
     except (GemsError, OSError) as error:
         if isinstance(error, ConfigError) and not is_multirun(hydra_config):
             raise

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import math
+import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -105,6 +107,19 @@ class RunDescription:
         if not models or together not in (None, *get_args(Together)):
             raise ModelError(f"{len(models)} models, together {together!r}")
         return cls(models, together, source)
+
+
+def versions() -> dict[str, str]:
+    """Return what a model is made with here."""
+    packages = ("gems-flwr", "flwr", "torch", "numpy")
+    return {"python": platform.python_version(), **{name: _version(name) for name in packages}}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # run from a folder that was never installed
+        return "not installed"
 
 
 def read_description(folder: Path) -> RunDescription | None:

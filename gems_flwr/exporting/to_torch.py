@@ -15,12 +15,13 @@ import json
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
-
-import torch
-from torch.export import ExportedProgram
+from typing import TYPE_CHECKING
 
 from gems_flwr.errors import ModelError
 from gems_flwr.exporting.portable import Portable
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
 
 # Beside the program in the file; torch.export.load(…, extra_files={"source.json": ""}) reads it.
 SOURCE = "source.json"
@@ -36,6 +37,9 @@ def to_program(model: Portable) -> ExportedProgram:
     ModelError
         If the network does what cannot be written down as a program.
     """
+    # Only now: it takes a while to import.
+    import torch.export
+
     batch = torch.export.Dim("batch", min=1)
     try:
         with quiet():
@@ -55,6 +59,8 @@ def to_program(model: Portable) -> ExportedProgram:
 
 def program_bytes(program: ExportedProgram, source: Mapping[str, str]) -> bytes:
     """Return the ``.pt2`` file of a program, with where it comes from beside it."""
+    import torch.export
+
     buffer = io.BytesIO()
     with quiet():
         torch.export.save(program, buffer, extra_files={SOURCE: json.dumps(dict(source))})

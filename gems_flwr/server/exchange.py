@@ -28,7 +28,7 @@ from gems_flwr.server.nodes import Nodes
 from gems_flwr.server.settings import Callback
 from gems_flwr.wire.fault_reasons import fault_in
 from gems_flwr.wire.keys import SECAGG_CONFIGS
-from gems_flwr.wire.model_replies import is_masked, unpack_name
+from gems_flwr.wire.model_replies import MetricsReply, is_masked, unpack_name
 from gems_flwr.wire.purposes import purpose_of
 from gems_flwr.wire.records import payload_bytes
 from gems_flwr.wire.withdrawals import pack_withdrawal, withdraws
@@ -107,6 +107,8 @@ class Exchange:
     # strategy has of the others that it need not ask for again.
     replays: int = field(default=0, init=False)
     held: Any = field(default=None, init=False)
+    # How many examples nodes said that they trained on, by id; for the model card.
+    examples: dict[int, int] = field(default_factory=dict, init=False)
     # By id until the round is over: a node may tell its name in its reply only.
     _asked: list[int] = field(default_factory=list, init=False)
     _answered: list[int] = field(default_factory=list, init=False)
@@ -312,8 +314,15 @@ class Exchange:
             else:
                 answers.append(Answer(self.nodes.name(node_id), value))
                 self._answered.append(node_id)
+                self._note_examples(node_id, value)
         log_event("usable", **self._place(), nodes=len(answers), of=len(replies))
         return self._enough(answers, at_least)
+
+    def _note_examples(self, node_id: int, value: object) -> None:
+        """Note how many examples a node trained on, if its reply says so."""
+        told = getattr(value, "num_examples", 0)
+        if told and not isinstance(value, MetricsReply):
+            self.examples[node_id] = int(told)
 
     def without(
         self, answers: Iterable[Answer[T]], reasons: Mapping[str, str], *, at_least: int = 0

@@ -3,7 +3,7 @@
 Everywhere that a run keeps what a node has sent: its file in ``spaces``, replies in the inbox, the
 moments that refinement has in the checkpoint. The model is made anew from the others' spaces, goes
 back into the checkpoint and, if there is one, into ``published.safetensors``; details that were
-about the node, or about the model before, go as well.
+about the node, or about the model before, go as well, and ``model_card.md`` is written anew.
 
 Decided here: the folder says what nodes sent, not with which options the strategy used it. So the
 options that change the layer have to be given again, and runs whose model took more than spaces (a
@@ -14,6 +14,7 @@ resumed, it is refined again without the node.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,19 +23,24 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from gems_flwr.disk.files import replacing
+from gems_flwr.disk.faults import disk_faults
+from gems_flwr.disk.files import replacing, write_atomically
 from gems_flwr.disk.lock import hold_folder
 from gems_flwr.errors import OfflineError
 from gems_flwr.intersect.aggregate import OnEmpty, aggregate_spaces, intersection_details
 from gems_flwr.intersect.cone_objective import ConeOptions
 from gems_flwr.intersect.result import Select
+from gems_flwr.model_card import FILE as CARD
 from gems_flwr.offline import OfflineResult, receipt_for, taken
-from gems_flwr.receipts import RECEIPTS, Receipt, save_receipt
+from gems_flwr.receipts import RECEIPTS, Receipt, samples_of, save_receipt
 from gems_flwr.runtime.checkpoint import CheckpointFolder
 from gems_flwr.server.nodes import name_order
 from gems_flwr.server.publishing import FILE as PUBLISHED
 from gems_flwr.server.refine_memory import RefineMemory, has_refinement
 from gems_flwr.server.refine_memory import others as without_refinement
+from gems_flwr.server.round_log import read_rounds
+from gems_flwr.server.run_card import card_of
+from gems_flwr.server.state import ServerState
 from gems_flwr.server.withdrawing import WITHDRAWALS, begun_anew, without_leavers
 from gems_flwr.spaces.cone import ClassMomentCone
 from gems_flwr.spaces.output_layer import find_output_layer
@@ -111,6 +117,7 @@ def leave_run(
         for node in remove:
             files.drop_replies_of(node, but=None)
         kept.remove(remove)
+        _renew_card(folder, arrays, meta, spaces)
         save_receipt(folder / RECEIPTS, receipt)
         save_receipt(output.with_suffix(".receipts.json"), receipt)
         return OfflineResult(found, tuple(spaces), (), receipt)
@@ -162,6 +169,34 @@ def _memory(memory: Arrays, spaces: Mapping[str, Space]) -> dict[str, NDArray]:
         return dict(memory)
     cones = {n: space for n, space in spaces.items() if isinstance(space, ClassMomentCone)}
     return {**without_refinement(memory), **RefineMemory(cones, tuple(cones)).to_arrays()}
+
+
+def _renew_card(
+    folder: Path, arrays: Arrays, meta: Mapping[str, Any], spaces: Mapping[str, Space]
+) -> None:
+    """Replace the model card by one of the new model, which nobody has scored yet.
+
+    Rounds and their traffic are what they were; what single nodes said is the others' alone.
+    """
+    # First, so that a card of the model before is gone whatever happens.
+    with disk_faults(f"remove {folder / CARD}"):
+        (folder / CARD).unlink(missing_ok=True)
+    history = tuple(
+        dataclasses.replace(
+            record, server_metrics={}, evaluate_metrics={}, empty_metrics=(), train_metrics={}
+        )
+        for record in read_rounds(folder)
+    )
+    state = ServerState(arrays, history, details=meta["details"])
+    card = card_of(
+        state.result("a node left after the run had ended"),
+        name=str(meta["strategy"]),
+        seed=meta.get("seed"),
+        examples={node: samples_of(space) for node, space in spaces.items()},
+    )
+    others = {node: each for node, each in card.nodes.items() if node in spaces}
+    card = dataclasses.replace(card, nodes=others)
+    write_atomically(folder / CARD, card.to_markdown().encode())
 
 
 def _save_model(path: Path, arrays: Arrays, *, private: bool = False) -> None:

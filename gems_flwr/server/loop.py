@@ -22,16 +22,18 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 
 from gems_flwr.compression.difference_coding import check_compressible
-from gems_flwr.errors import RoundFailedError
+from gems_flwr.errors import DiskError, RoundFailedError
+from gems_flwr.model_card import FILE as CARD
 from gems_flwr.receipts import RECEIPTS
 from gems_flwr.runtime.metered_grid import MeteredGrid
 from gems_flwr.server.exchange import Exchange
-from gems_flwr.server.log import is_heard, log_event, log_text, without_clashes
+from gems_flwr.server.log import is_heard, log_event, log_text, log_warning, without_clashes
 from gems_flwr.server.model_links import ModelLinks, links_without, renamed_links, without_links
 from gems_flwr.server.nodes import Nodes
 from gems_flwr.server.replay import play_despite_replies
 from gems_flwr.server.round_log import RoundLog, owning_its_folder
 from gems_flwr.server.round_methods import EvaluateFn, RoundMethods
+from gems_flwr.server.run_card import write_model_card
 from gems_flwr.server.run_summary import end_lines, start_lines
 from gems_flwr.server.settings import telling_of_errors
 from gems_flwr.server.state import RoundOutcome, RoundRecord, RunResult, ServerState
@@ -136,7 +138,7 @@ class RoundLoop(RoundMethods):
         """
         grid, began = MeteredGrid.around(grid), time.perf_counter()
         # Node ids of another run mean nothing in this one.
-        self._nodes, self._left = Nodes(), ()
+        self._nodes, self._left, self._examples = Nodes(), (), {}
         self._links_name = secrets.token_hex(4)
         self._like = to_numpy(initial_arrays)
         check_compressible(self._like, self.compress)
@@ -191,6 +193,7 @@ class RoundLoop(RoundMethods):
                 ),
             )
             counted = grid.total
+            self._examples |= self._exchange.examples
             state = self._without_leavers(state.after(record, outcome))
             if round_log:
                 round_log.save(state)
@@ -201,6 +204,7 @@ class RoundLoop(RoundMethods):
             stopped_because = self.reason_to_stop(state) or _asked_to_stop(should_stop, state)
 
         result = state.result(stopped_because or "all rounds are done")
+        self._put_card(result)
         self._log_end(result, time.perf_counter() - began)
         for callback in self.callbacks:
             callback.on_end(result)
@@ -341,6 +345,15 @@ class RoundLoop(RoundMethods):
         )
         if is_heard():
             log_text(*end_lines(result, seconds))
+
+    def _put_card(self, result: RunResult) -> None:
+        """Put the model card into the folder; a disk that refuses it costs nothing else."""
+        if self.checkpoint_dir is None:
+            return
+        try:
+            write_model_card(result, Path(self.checkpoint_dir) / CARD, strategy=self)
+        except DiskError as error:
+            log_warning("no_model_card", reason=error)
 
     def _meet_nodes(
         self, grid: MeteredGrid, round_log: RoundLog | None, timeout: float | None

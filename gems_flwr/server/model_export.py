@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -17,7 +15,7 @@ from torch import nn
 
 from gems_flwr.disk.files import write_atomically
 from gems_flwr.errors import ModelError, OptionError
-from gems_flwr.exporting.description import ModelDescription
+from gems_flwr.exporting.description import ModelDescription, versions
 from gems_flwr.exporting.model_file import check_arrays, filled, linear_model
 from gems_flwr.exporting.portable import Portable, Vote
 from gems_flwr.exporting.to_onnx import run_onnx, to_onnx
@@ -147,12 +145,6 @@ def export_model(
     if path is not None:
         write_atomically(Path(path), data)
     return made
-
-
-def versions() -> dict[str, str]:
-    """Return what a model was made with."""
-    packages = ("gems-flwr", "flwr", "torch", "numpy")
-    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
 
 
 def _make(

@@ -25,6 +25,7 @@ from gems_flwr.disk.faults import disk_faults
 from gems_flwr.disk.files import write_atomically
 from gems_flwr.disk.lock import check_held, hold_folder
 from gems_flwr.errors import CheckpointError, DiskError, StateNotSavedError
+from gems_flwr.model_card import FILE as CARD
 from gems_flwr.runtime.checkpoint import CheckpointFolder
 from gems_flwr.server.log import log_warning
 from gems_flwr.server.settings import LoopSettings
@@ -149,6 +150,9 @@ class RoundLog:
     def forget(self) -> None:
         """Remove what an earlier run left here."""
         self.files.clear()
+        card = self.files.folder / CARD
+        with disk_faults(f"remove {card}"):
+            card.unlink(missing_ok=True)
 
     def load(self) -> ServerState | None:
         """Return the last saved state, or None where there is none.
@@ -275,6 +279,15 @@ class RoundLog:
                 "fit); remove it and the checkpoint to start afresh"
             )
         return history
+
+
+def read_rounds(folder: Path) -> tuple[RoundRecord, ...]:
+    """Return what ``rounds.jsonl`` of a folder says; nothing if it cannot be read."""
+    try:
+        lines = (folder / _HISTORY).read_bytes().splitlines()
+        return tuple(RoundRecord.from_json(json.loads(line)) for line in lines)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return ()
 
 
 def _digest(data: bytes) -> hashlib.blake2b:

@@ -114,6 +114,8 @@ class RoundMethods(LoopSettings, Strategy):
         self._template: Arrays | None = None
         self._is_playing = False
         self._links: ModelLinks | None = None
+        # What nodes said last of the examples that they trained on, by id.
+        self._examples: dict[int, int] = {}
         # Ids of those who have left, with a receipt.
         self._left: tuple[int, ...] = ()
 
@@ -214,6 +216,10 @@ class RoundMethods(LoopSettings, Strategy):
     def contributors(self, state: ServerState) -> dict[str, int | None]:
         """Return whose contributions are in the model after the round, and their samples."""
         return who_answered(state, self._exchange)
+
+    def told_examples(self) -> dict[str, int | None]:
+        """Return how many examples nodes said that they have, as far as this process heard it."""
+        return {self._nodes.name(node): count for node, count in self._examples.items()}
 
     def rounds_in_all(self, state: ServerState, rounds: int) -> int:
         """Return how many rounds there are, where what happened in a run can change that."""

@@ -67,7 +67,7 @@ def settings_lines(settings: Mapping[str, Any], shared: Mapping[str, Any]) -> li
         The defaults of those that every strategy has; of them only what is set otherwise is told,
         and what decides about nodes.
     """
-    given = {name: value for name, value in settings.items() if not _is_unset(value)}
+    given = {name: value for name, value in settings.items() if not is_unset(value)}
     own = {name: value for name, value in given.items() if name not in shared}
     common = {
         name: value
@@ -123,14 +123,18 @@ def result_lines(result: RunResult) -> list[str]:
     return lines
 
 
-def _left_out(result: RunResult) -> list[str]:
+def who_was_left_out(result: RunResult) -> dict[str, str]:
     """Return who did not contribute, and to how many rounds; the last reason of each."""
     times = Counter(failure.node for _, failure in result.failures)
     reasons = {failure.node: failure.reason for _, failure in result.failures}
     told = {node: f"{_of_rounds(times[node])}: {reasons[node]}" for node in times}
     if isinstance(by_strategy := result.details.get("left_out"), Mapping):
         told |= {node: str(reason) for node, reason in by_strategy.items() if node not in told}
-    if not told:
+    return told
+
+
+def _left_out(result: RunResult) -> list[str]:
+    if not (told := who_was_left_out(result)):
         return ["Left out: nobody"]
     lines = [f"\tnode {node}, {short(why)}" for node, why in told.items()][:_MOST_NODES]
     more = len(told) - len(lines)
@@ -159,23 +163,24 @@ def _of_rounds(count: int) -> str:
 def _branches(values: Mapping[str, Any], indent: str) -> list[str]:
     last = len(values) - 1
     return [
-        f"{indent}{'└' if number == last else '├'}── {name}: {_shown(value)}"
+        f"{indent}{'└' if number == last else '├'}── {name}: {shown_option(value)}"
         for number, (name, value) in enumerate(values.items())
     ]
 
 
-def _is_unset(value: Any) -> bool:
+def is_unset(value: Any) -> bool:
+    """Return whether an option says nothing."""
     return value is None or (isinstance(value, Sequence | Mapping) and not len(value))
 
 
-def _shown(value: Any) -> str:
+def shown_option(value: Any) -> str:
     """Return an option as a person reads it: arrays and functions by what they are."""
     if isinstance(value, str | int | float | Path | JsonRequest):
         return str(value)
     if isinstance(value, Mapping):
         return reprlib.repr(dict(value))
     if isinstance(value, Sequence):
-        return f"[{', '.join(_shown(each) for each in value[:4])}{', …' * (len(value) > 4)}]"
+        return f"[{', '.join(shown_option(each) for each in value[:4])}{', …' * (len(value) > 4)}]"
     if hasattr(value, "shape"):
         return f"array {tuple(value.shape)}"
     return getattr(value, "__name__", type(value).__name__)

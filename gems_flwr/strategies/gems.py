@@ -539,7 +539,13 @@ class Gems(RoundLoop):
         """Return whose spaces the model is made of, and their samples."""
         if self._adds_up:
             return super().contributors(state)
-        return {node: samples_of(space) for node, space in self._received.items()}
+        return _samples(self._received)
+
+    def told_examples(self) -> dict[str, int | None]:
+        """Return how many samples are behind the spaces that nodes sent."""
+        if self._adds_up:
+            return super().told_examples()
+        return {**super().told_examples(), **_samples(self._received or self._spaces.load())}
 
     def rounds_in_all(self, state: ServerState, rounds: int) -> int:
         """Refinement that began anew has all its rounds again."""
@@ -723,3 +729,7 @@ class Gems(RoundLoop):
 
 def _is_whole(cone: ClassMomentCone, received: NodeSpace) -> bool:
     return isinstance(received, ClassMomentCone) and len(cone.labels) == len(received.labels)
+
+
+def _samples(spaces: Mapping[str, NodeSpace]) -> dict[str, int | None]:
+    return {node: samples_of(space) for node, space in spaces.items()}

@@ -1,9 +1,9 @@
 """One run from start to files: what every backend does once it has a grid.
 
 A run's folder holds ``result.json``, ``rounds.jsonl``, ``config.yaml`` (resolved),
-``partition.json``, ``model.safetensors``, ``model.json``, and the checkpoint while the run is not
-finished. One run at a time owns it. What a folder holds is never thrown away because it cannot be
-read: the error says what is strange about it.
+``partition.json``, ``model.safetensors``, ``model.json``, ``model_card.md``, and the checkpoint
+while the run is not finished. One run at a time owns it. What a folder holds is never thrown away
+because it cannot be read: the error says what is strange about it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from gems_flwr.disk.files import write_atomically
 from gems_flwr.disk.lock import hold_folder, make_folder
 from gems_flwr.errors import CheckpointError
 from gems_flwr.exporting.description import FILE as DESCRIPTION
+from gems_flwr.model_card import FILE as CARD
 from gems_flwr.runtime.checkpoint import CheckpointFolder
+from gems_flwr.server.run_card import write_model_card
 from gems_flwr.server.settings import Callback
 from gems_flwr.server.state import RunResult
 from gems_flwr.targets import Target
@@ -32,6 +34,7 @@ from gems_flwr.wire.keys import BATCHES, LOSS_SUM
 from gems_flwr.wire.model_replies import single_numbers
 from gems_flwr.wire.records import to_numpy
 from simulations.config import RunConfig, variant_of
+from simulations.experiment.card_facts import what_is_known
 from simulations.experiment.experiment import Experiment
 from simulations.experiment.model_description import describe_models
 from simulations.experiment.run_trackers import start_again
@@ -99,8 +102,9 @@ def prepare(config: RunConfig, folder: Path) -> None:
     before, saved = folder / CONFIG, CheckpointFolder(folder)
     if config.fresh or (before.exists() and _is_other(config, before, saved)):
         start_again(folder)
-    with disk_faults(f"remove {folder / RESULT}"):
-        (folder / RESULT).unlink(missing_ok=True)
+    for name in (RESULT, DESCRIPTION, CARD):
+        with disk_faults(f"remove {folder / name}"):
+            (folder / name).unlink(missing_ok=True)
     # Who watches is no part of the run, and an address may hold a password.
     kept = {key: value for key, value in asdict(config).items() if key != "tracking"}
     resolved = OmegaConf.to_yaml(OmegaConf.create(kept))
@@ -130,6 +134,7 @@ def run_server(
     callbacks: Sequence[Callback] = (),
     *,
     simulated: bool = True,
+    command: str | None = None,
 ) -> dict[str, Any]:
     """Run the experiment's strategy on a grid and write the folder's files.
 
@@ -139,6 +144,8 @@ def run_server(
         What to run, where, and who is told.
     simulated : bool, default True
         Whether the nodes are those of a simulation, which may be asked for what real ones refuse.
+    command : str, optional
+        What was typed to start it, for the model card.
 
     Returns
     -------
@@ -153,7 +160,7 @@ def run_server(
         If the folder holds something strange, or cannot be written to.
     """
     with hold_folder(folder):
-        return _run_server(experiment, grid, folder, callbacks, simulated)
+        return _run_server(experiment, grid, folder, callbacks, simulated, command)
 
 
 def _run_server(
@@ -162,6 +169,7 @@ def _run_server(
     folder: Path,
     callbacks: Sequence[Callback],
     simulated: bool,
+    command: str | None,
 ) -> dict[str, Any]:
     config = experiment.config
     prepare(config, folder)
@@ -190,6 +198,10 @@ def _run_server(
     write_atomically(folder / "model.safetensors", save(model))
     described = describe_models(experiment, model)
     write_atomically(folder / DESCRIPTION, described.to_json().encode())
+    known = what_is_known(experiment, result, described, counts if simulated else None)
+    write_model_card(
+        result, folder / CARD, strategy=strategy, seconds=seconds, command=command, **known
+    )
     write_atomically(folder / RESULT, json.dumps(summary, indent=2).encode())
     # Everything in it stands in the other files now.
     CheckpointFolder(folder).clear()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from gems_flwr.exporting.description import ModelDescription, RunDescription, Together
+from gems_flwr.exporting.description import (
+    ModelDescription,
+    RunDescription,
+    Together,
+    versions,
+)
 from gems_flwr.server.members import ONLY_MODEL, split_models
-from gems_flwr.server.model_export import versions
 from gems_flwr.typing import Arrays
 from simulations.config import RunConfig
 from simulations.experiment.experiment import Experiment
