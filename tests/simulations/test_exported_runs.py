@@ -102,4 +102,5 @@ def test_paths_of_the_machine_are_not_part_of_the_command():
     from simulations.experiment.card_facts import told_overrides
 
     given = ["strategy=gems", "data_dir=/home/me/data", "++fresh=true", "hydra.run.dir=/tmp/x"]
+    given += ["+tracking=mlflow", "tracking.uri=https://me:secret@host", "backend.address=h:1"]
     assert told_overrides(given) == ["strategy=gems"]
