@@ -81,7 +81,10 @@ HARD = {
     "long names": lambda: state_of(
         scored(0, nodes=0),
         scored(
-            1, failed=2, name="Ward 宮殿 [bold]of[/bold] St. Mary {0} " * 9, why="Why?\x1b[2J\n" * 99
+            1,
+            failed=2,
+            name="Ward 宮殿 [bold]of[/bold] St. Mary {0} " * 9,
+            why="Why?\x1b[2J\n" * 99,
         ),
         title="strategy with [red]many[/red] options " * 9,
     ),
