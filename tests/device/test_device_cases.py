@@ -25,7 +25,8 @@ def test_a_device_computes_what_the_cpu_does(case, device):
     with Noted() as noted:
         found = case.compute(device)
     assert difference(case.compute("cpu"), found) <= case.tolerance
-    assert device.partition(":")[0] in noted.kinds
+    # On the CPU some of it is NumPy's alone.
+    assert device == "cpu" or device.partition(":")[0] in noted.kinds
 
 
 def test_a_comparison_sees_a_difference():
