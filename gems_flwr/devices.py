@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -74,6 +74,15 @@ def chosen_device(name: str | torch.device) -> torch.device:
     if kind == "xla":
         return torch.device("xla", int(name.partition(":")[2] or 0))
     return torch.device(name)
+
+
+def home_device(build: Callable[[], nn.Module] | None) -> str:
+    """Return where a model is built: there it is to be used unless somebody says otherwise."""
+    if build is None:
+        return "cpu"
+    # What a handler draws afterwards is the same as if nobody had looked.
+    with torch.random.fork_rng(devices=[]):
+        return next((str(weight.device) for weight in build().parameters()), "cpu")
 
 
 def exact_device(name: str | torch.device) -> torch.device:

@@ -70,7 +70,9 @@ def _limits(context: Context) -> NodeLimits:
 
 
 def _device(context: Context) -> str:
-    """Return where a node computes, as the run's config says."""
+    """Return where a node computes: as it says itself, else as the run's config does."""
+    if "device" in context.node_config:
+        return str(context.node_config["device"])
     text = _config_text(str(context.run_config["overrides"]))
     return RunConfig.from_json(text).backend.device
 

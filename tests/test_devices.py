@@ -11,6 +11,7 @@ from gems_flwr.devices import (
     exact,
     exact_device,
     has_fused_optimizers,
+    home_device,
     moved,
     sum_type,
 )
@@ -93,3 +94,13 @@ def test_generators_are_as_they_were_afterwards():
     with seeded_draws(0, CPU):
         torch.rand(3)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_model_is_used_where_it_is_built_and_nobody_draws_otherwise_for_it():
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    assert home_device(lambda: nn.Linear(2, 2, device="meta")) == "meta"
+    assert home_device(lambda: nn.Linear(2, 2)) == home_device(None) == "cpu"
+    assert home_device(nn.Flatten) == "cpu"
+    assert torch.equal(torch.rand(1), expected)

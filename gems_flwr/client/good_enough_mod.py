@@ -17,7 +17,7 @@ calls ``freeze_layers(model, msg)``. One that does not is stopped at its first t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from typing import Any, cast
 
 import numpy as np
@@ -39,7 +39,7 @@ from gems_flwr.client.summand_answers import (
     answer_summed_counts,
     answer_summed_loss,
 )
-from gems_flwr.devices import check_device, chosen_device
+from gems_flwr.devices import check_device, chosen_device, home_device
 from gems_flwr.errors import ModelError
 from gems_flwr.keyword_hints import refuse_keywords
 from gems_flwr.networks.frozen_watch import watch_frozen
@@ -104,7 +104,7 @@ def good_enough_mod(
     activation: nn.Module | None = None,
     limits: NodeLimits | None = None,
     report_leaks: bool = False,
-    device: str = "cpu",
+    device: str | None = None,
 ) -> Mod:
     """Return a mod that answers the server's requests for good-enough spaces.
 
@@ -130,10 +130,11 @@ def good_enough_mod(
         Whether the node's own log says of every space and gradient what it gives away, as
         ``gems-flwr inspect`` does in full; takes some seconds. ``report-leaks=true`` in the
         ``--node-config`` says so, too. The reply is the same.
-    device : str, default "cpu"
+    device : str, optional
         Where the mod computes: ``cpu``, ``cuda``, ``mps``, ``xpu`` or ``xla``, with a number where
-        there are several (``cuda:1``), or ``auto``. Models and data go there in chunks, replies
-        come back. Where the handler trains is its own affair.
+        there are several (``cuda:1``), or ``auto``; by default where `model` puts the module.
+        Models and data go there in chunks, replies come back. Where the handler trains is its own
+        affair.
 
     Examples
     --------
@@ -158,7 +159,9 @@ def good_enough_mod(
     >>> result.details["node_scores"]
     {'0': 1.0, '1': 1.0}
     """
-    check_device(device)
+    if device is not None:
+        check_device(device)
+    place = cache(lambda: device or home_device(model))
 
     def good_enough(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         content = message.content
@@ -220,7 +223,7 @@ def good_enough_mod(
         seed = derive_seed(_run_seed(message), "space", _round(message), name)
         samples = reader.read(chosen, output)
         shown = (bounds.rank_cap, bounds.mean_rule, bounds.least_in_sums)
-        space = request.build(NodeLayer(weight, bias, samples, seed, *shown, device=device))
+        space = request.build(NodeLayer(weight, bias, samples, seed, *shown, device=place()))
         bounds.check_release(space)
         packed = pack_space_reply(space, name=name)
         if reports:
@@ -251,7 +254,7 @@ def good_enough_mod(
             bounds,
             name=node_name(context),
             masked=masked_with() > 0,
-            device=device,
+            device=place(),
         )
         return Message(content, reply_to=message)
 
@@ -275,7 +278,7 @@ def good_enough_mod(
             part("validation", context),
             seed=derive_seed(_run_seed(message), "neurons", server_round, name),
             activation=activation,
-            device=device,
+            device=place(),
         )
         content = pack_neurons_reply(
             balls, layer=request.layer, server_round=server_round, name=name
@@ -292,7 +295,7 @@ def good_enough_mod(
         received = whole.arrays
         reader, held_out, output = read_output(received, "validation", context)
         whole.check_output(output)
-        score, total = _score(received, output, reader, held_out, device)
+        score, total = _score(received, output, reader, held_out, place())
         if (layout := requested_layout(message.content)) is not None:
             counts = Counts(np.array([float(total)]), np.array([[float(round(score * total))]]))
             return Message(answer_summed_counts(counts, layout, name=name), reply_to=message)
@@ -321,15 +324,15 @@ def good_enough_mod(
         if (layout := requested_layout(message.content)) is not None:
             masked = masked_with() > 0
             content = answer_summed_loss(
-                request, *about, bounds, layout, name=name, masked=masked, device=device
+                request, *about, bounds, layout, name=name, masked=masked, device=place()
             )
         elif isinstance(request, GradientRequest):
             tell = partial(report_gradient, node=name) if reports else None
             content = answer_gradient(
-                request, *about, bounds, name=name, report=tell, device=device
+                request, *about, bounds, name=name, report=tell, device=place()
             )
         else:
-            content = answer_losses(request, *about, name=name, device=device)
+            content = answer_losses(request, *about, name=name, device=place())
         return Message(content, reply_to=message)
 
     def choice_reply(
@@ -343,7 +346,7 @@ def good_enough_mod(
         reader, held_out, output = read_output(whole.arrays, "validation", context)
         whole.check_output(output)
         samples, by_class = reader.read(held_out, output), request.by_class
-        counts = judge_candidates(candidates, output, samples, by_class=by_class, device=device)
+        counts = judge_candidates(candidates, output, samples, by_class=by_class, device=place())
         name = node_name(context)
         if (layout := requested_layout(message.content)) is not None:
             return Message(answer_summed_counts(counts, layout, name=name), reply_to=message)
@@ -386,7 +389,7 @@ def good_enough_mod(
 
     def widths_reply(message: Message, context: Context) -> Message:
         for x, _ in batches(part("validation", context)):
-            try_other_widths(built().to(chosen_device(device)), x[:_TRIED_SAMPLES])
+            try_other_widths(built().to(chosen_device(place())), x[:_TRIED_SAMPLES])
             break
         return Message(pack_widths_reply(node_name(context)), reply_to=message)
 
@@ -404,7 +407,7 @@ def good_enough_mod(
     def read_output(
         received: Arrays, name: Part, context: Context
     ) -> tuple[LayerReader, Data, OutputLayer]:
-        reader = LayerReader(received, model() if model else None, layer, device=device)
+        reader = LayerReader(received, model() if model else None, layer, device=place())
         chosen = part(name, context)
         output = reader.output_layer(chosen)
         # Of batches that can be had only once, finding the layer has taken some.

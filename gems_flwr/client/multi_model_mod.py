@@ -72,7 +72,7 @@ def multi_model_mod(
     holdings: Callable[[Context], Mapping[str, int]] | None = None,
     capacity: Callable[[Context], int] = lambda _: 1,
     loss: Loss | None = None,
-    device: str = "cpu",
+    device: str | None = None,
 ) -> Mod:
     """Return a mod for nodes with several models; see the module's docstring.
 
@@ -93,7 +93,7 @@ def multi_model_mod(
         Gets the context, a model's name and its arrays; returns the model's mean loss on the
         node's training data, at least 0; with `data`, the cross entropy by default. Only rules
         that ask for losses need it, such as ``sampling="lvr"``.
-    device : str, default "cpu"
+    device : str, optional
         Where the cross entropy is computed; see `good_enough_mod`.
 
     Examples
@@ -123,7 +123,8 @@ def multi_model_mod(
     >>> result.details["examples"]["0"], result.details["capacities"]["0"]
     ({'faces': 60, 'words': 5}, 2)
     """
-    check_device(device)
+    if device is not None:
+        check_device(device)
     if data is not None:
         holdings = holdings or counted_holdings(data)
         loss = loss or cross_entropy_loss(data, model or {}, device)

@@ -8,6 +8,7 @@ from typing import Any
 from flwr.app import ArrayRecord, Context
 from torch import nn
 
+from gems_flwr.devices import home_device
 from gems_flwr.errors import ModelError
 from gems_flwr.networks.inputs import Data, LayerReader, linear_layer
 from gems_flwr.networks.node_data import count_samples, is_read_once, read_node_data
@@ -36,7 +37,7 @@ def counted_holdings(data: DataByModel) -> Callable[[Context], dict[str, int]]:
 
 
 def cross_entropy_loss(
-    data: DataByModel, models: Builders, device: str = "cpu"
+    data: DataByModel, models: Builders, device: str | None = None
 ) -> Callable[[Context, str, ArrayRecord], float]:
     """Return what computes a model's mean cross entropy on a node's training data.
 
@@ -46,8 +47,8 @@ def cross_entropy_loss(
         Gets the node's context, returns by a model's name ``(train, validation)``.
     models : mapping from str to callable
         By name, what builds the torch module; a single linear layer can do without.
-    device : str
-        Where to compute.
+    device : str, optional
+        Where to compute; by default where a module is built.
     """
 
     def loss(context: Context, name: str, arrays: ArrayRecord) -> float:
@@ -56,11 +57,12 @@ def cross_entropy_loss(
 
         received = to_numpy(arrays)
         module = models[name]() if name in models else None
+        where = device or home_device(models.get(name))
         call = f"multi_model_mod(data, model={{'{name}': Net, …}})"
-        reader, samples = LayerReader(received, module, call=call, device=device), train()
+        reader, samples = LayerReader(received, module, call=call, device=where), train()
         output = reader.output_layer(samples)
         seen = reader.read(train() if is_read_once(samples) else samples, output)
-        layer = LayerData(*linear_layer(received, output, device), seen.inputs, seen.labels)
+        layer = LayerData(*linear_layer(received, output, where), seen.inputs, seen.labels)
         return Quality(1.0, "loss").score(*layer.scores())
 
     return loss

@@ -18,7 +18,7 @@ from torch import nn
 
 from gems_flwr.client.fault_reply_mod import fault_reply_mod, node_name
 from gems_flwr.client.limits import NodeLimits, refuse_bypass
-from gems_flwr.devices import check_device
+from gems_flwr.devices import check_device, home_device
 from gems_flwr.keyword_hints import refuse_keywords
 from gems_flwr.model_merging.layer_statistics import statistics_shapes
 from gems_flwr.model_merging.measure import measure_statistics
@@ -40,7 +40,7 @@ def statistics_mod(
     *,
     model: Callable[[], nn.Module] | None = None,
     limits: NodeLimits | None = None,
-    device: str = "cpu",
+    device: str | None = None,
 ) -> Mod:
     """Return a mod that adds statistics to the reply where the server asks for them.
 
@@ -54,7 +54,7 @@ def statistics_mod(
     limits : NodeLimits, optional
         What the node gives away at most, by default what its ``--node-config`` says. Second moments
         of a layer's inputs are full moments: they are refused where the samples are too few.
-    device : str, default "cpu"
+    device : str, optional
         Where statistics are measured; see `good_enough_mod`.
 
     Examples
@@ -70,7 +70,8 @@ def statistics_mod(
 
     and a train handler; `MergedModels` has a whole run.
     """
-    check_device(device)
+    if device is not None:
+        check_device(device)
 
     def measured(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         bounds = NodeLimits.of_node(context.node_config) if limits is None else limits
@@ -100,7 +101,7 @@ def statistics_mod(
             read_node_data(data(context)).part("train"),
             model=model() if model else None,
             seed=derive_seed(cast(int, config.get(RUN_SEED, 0)), "statistics", name),
-            device=device,
+            device=device or home_device(model),
         )
         put_statistics(reply.content, statistics, name=name)
         return reply

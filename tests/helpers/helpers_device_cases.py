@@ -505,7 +505,7 @@ def _node_data(context: Any) -> Any:
     return (data.inputs, data.labels), (data.inputs, data.labels)
 
 
-def _linear_app(device: str, **options: Any) -> ClientApp:
+def _linear_app(device: str | None, **options: Any) -> ClientApp:
     app = ClientApp(mods=[good_enough_mod(_node_data, device=device, **options)])
 
     @app.train()
@@ -546,6 +546,13 @@ def gems_cones(device: str) -> Numbers:
 def gems_heads(device: str) -> Numbers:
     strategy = Gems(space=Cone(rank="full"), head="auto", device=device)
     return _of(strategy.start(InProcessGrid(_linear_app(device), NODES), _start()))
+
+
+@case("a run: Gems where the nodes' model is built", SINGLE)
+def gems_at_home(device: str) -> Numbers:
+    app = _linear_app(None, model=lambda: nn.Linear(FEATURES, CLASSES).to(chosen_device(device)))
+    strategy = Gems(refine=1, verify=True, device=device)
+    return _of(strategy.start(InProcessGrid(app, NODES), _start(), num_rounds=2))
 
 
 @case("a run: Gems by sums", SINGLE)
