@@ -41,6 +41,31 @@ def own_ledgers(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPa
     monkeypatch.setenv("GEMS_FLWR_HOME", str(folder))
 
 
+@pytest.fixture(scope="session")
+def device() -> str:
+    """The device that ``tests/device`` runs on, which is there and started.
+
+    It is the CPU, unless ``GEMS_FLWR_TEST_DEVICE`` names another. On the CPU these tests check the
+    plumbing (the option arrives everywhere, nothing changes by it); they mean something on xla
+    (``make test-device``) or on a GPU.
+    """
+    from helpers_device_cases import start_device
+
+    name = os.environ.get("GEMS_FLWR_TEST_DEVICE", "cpu")
+    start_device(name)
+    return name
+
+
+@pytest.fixture
+def strict_device(device: str):
+    """A device that is not the CPU, or the test is skipped."""
+    from helpers_device_cases import start_device
+
+    if device == "cpu":
+        pytest.skip("needs another device than the CPU: make test-device")
+    return start_device(device)
+
+
 @pytest.fixture(autouse=True)
 def quiet_flower(caplog: pytest.LogCaptureFixture):
     """Let caplog see our lines and keep them off the screen."""

@@ -293,5 +293,5 @@ def test_no_test_imports_from_another(path):
 
 
 def test_no_two_modules_of_tests_have_one_name():
-    names = [path.name for path in modules(TESTS) if path.name != "conftest.py"]
+    names = [path.name for path in modules(TESTS)]
     assert len(names) == len(set(names))

@@ -19,7 +19,6 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
-from gems_flwr.devices import check_device
 from gems_flwr.errors import OptionError
 from gems_flwr.intersect.tuning import fine_tune_linear, fine_tune_network
 from gems_flwr.networks.inputs import LayerReader
@@ -126,8 +125,6 @@ class TunesOnPublicData(RoundLoop):
         Public inputs of the network, and their classes; needed for `tune`.
     build_model : callable, optional
         Returns the torch module; needed for `tune`.
-    device : str, default "cpu"
-        Where the server tunes; see `gems_flwr.good_enough_mod`.
     **loop
         See `RoundLoop`.
     """
@@ -137,14 +134,12 @@ class TunesOnPublicData(RoundLoop):
     tune_rate: float = 1e-3
     public_data: ArrayPair | None = None
     build_model: BuildModel | None = None
-    device: str = "cpu"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tune_layers not in get_args(TuneLayers):
             raise OptionError(f"tune_layers must be 'last' or 'all', got {self.tune_layers!r}")
         check_tuning(self.tune, self.tune_rate, self.public_data)
-        check_device(self.device)
         if self.tune and self.build_model is None:
             raise OptionError(f"tune={self.tune} needs build_model, which returns the torch module")
 

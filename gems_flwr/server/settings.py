@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from gems_flwr.compression.difference_coding import Form, check_form
+from gems_flwr.devices import check_device
 from gems_flwr.errors import OptionError
 from gems_flwr.secure.secure_sum import SecureSum
 from gems_flwr.server.state import RoundRecord, RunResult
@@ -136,6 +137,9 @@ class LoopSettings:
         replaces ``published.safetensors`` in `checkpoint_dir`; ``published`` in the details says
         when. Nodes that connect meanwhile are asked before the round ends. 0 publishes nothing.
         For `Gems`; others have one model a round.
+    device : str, default "cpu"
+        Where the server computes what it solves or fine-tunes; see `gems_flwr.good_enough_mod`.
+        What nodes use is their own affair, and averages are taken on the CPU.
     stop_rules : sequence of StopRule
         Asked after every round.
     callbacks : sequence of Callback
@@ -157,6 +161,7 @@ class LoopSettings:
     secure: SecureSum | None = None
     compress: Form = "float32"
     publish_every: int = 0
+    device: str = "cpu"
     stop_rules: Sequence[StopRule] = ()
     callbacks: Sequence[Callback] = ()
 
@@ -180,6 +185,7 @@ class LoopSettings:
             if value is not None and not value > 0:
                 raise OptionError(f"{name} must be above 0 or None, got {value}")
         check_form(self.compress)
+        check_device(self.device)
         if self.secure is not None and self.compress != "float32":
             raise OptionError(
                 f"compress={self.compress!r} rounds what a single node sends, and a secure sum has "

@@ -23,7 +23,6 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from gems_flwr.devices import check_device
 from gems_flwr.errors import DiskError, RoundFailedError
 from gems_flwr.intersect.aggregate import (
     Aggregate,
@@ -168,9 +167,6 @@ class Gems(RoundLoop):
         first message (``auto``). ``send`` has them come along whatever their size, which saves
         an exchange where no node has them; ``local`` sends them to nobody, and a node that has
         others is left out, by name.
-    device : str, default "cpu"
-        Where the server solves cones, heads and fine-tunes; see `good_enough_mod`. What nodes use
-        is their own affair.
     **loop
         See `RoundLoop`. With a `checkpoint_dir` the received spaces are kept in its folder
         ``spaces``, where ``python -m gems_flwr aggregate`` can add a late one.
@@ -216,7 +212,6 @@ class Gems(RoundLoop):
     layer: str | None = None
     refine: Refine | int = 0
     backbone: BackboneMode = "auto"
-    device: str = "cpu"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -229,7 +224,7 @@ class Gems(RoundLoop):
         self.keep_replies = self.keep_replies and not self._space.is_summed
         check_tuning(self.tune, self.tune_rate, self.public)
         self._cone_options = ConeOptions(
-            ridge=self.ridge, class_weight=self.class_weight, device=check_device(self.device)
+            ridge=self.ridge, class_weight=self.class_weight, device=self.device
         )
         self._head = HeadOptions(self.head, self.prior, self.shrinkage, self.ridge, self.device)
         check_head_options(self._head, self._space, tune=self.tune, select=self.select)

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from gems_flwr.devices import check_device
 from gems_flwr.errors import OptionError
 from gems_flwr.model_merging.layer_statistics import Method, check_linear
 from gems_flwr.model_merging.merge_models import merge_models
@@ -51,8 +50,6 @@ class MergedModels(RoundLoop):
         Of fisher and kfac: gradients in expectation over predicted labels, or for drawn ones.
     weighted : bool, default True
         Whether a node counts by its number of examples, or all count the same.
-    device : str, default "cpu"
-        Where the server solves; see `good_enough_mod`.
     **loop
         See `RoundLoop`.
 
@@ -84,7 +81,6 @@ class MergedModels(RoundLoop):
     damping: float | None = None
     labels: Labels = "exact"
     weighted: bool = True
-    device: str = "cpu"
 
     needs_classes: ClassVar[bool] = True
     rounds_needed: ClassVar[int | None] = 1
@@ -92,7 +88,6 @@ class MergedModels(RoundLoop):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._request = StatisticsRequest(self.method, self.labels)
-        check_device(self.device)
         if not 0 <= self.shrink <= 1:
             raise OptionError(f"shrink must be in [0, 1], got {self.shrink}")
         if self.damping is not None and not self.damping > 0:

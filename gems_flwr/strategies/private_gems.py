@@ -25,7 +25,6 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from gems_flwr.devices import check_device
 from gems_flwr.errors import OptionError, RoundFailedError
 from gems_flwr.intersect.private_steps import LONGEST, NoisyMeans, Spread, Stepping, plain_layer
 from gems_flwr.networks.backbone import SplitModel
@@ -75,8 +74,6 @@ class PrivateGems(RoundLoop):
         Name of the linear output layer, where it is not the last matrix of the model.
     backbone : {"auto", "send", "local"}
         Who is sent the layers below it; see `Gems`.
-    device : str, default "cpu"
-        Where the server solves; see `good_enough_mod`.
     **loop
         See `RoundLoop`. Nodes answer with `secure=SecureSum()` alone: a share of the noise
         protects nobody whose summand can be seen. (Simulations may do without.)
@@ -103,7 +100,6 @@ class PrivateGems(RoundLoop):
     dp_seeded: bool = False
     layer: str | None = None
     backbone: BackboneMode = "auto"
-    device: str = "cpu"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -120,7 +116,6 @@ class PrivateGems(RoundLoop):
             if not holds:
                 raise OptionError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
         SharedNoise(self.epsilon, self.delta, nodes=1)
-        check_device(self.device)
         self._backbones = BackboneSender(self.backbone, keep=True)
 
     @property

@@ -12,7 +12,6 @@ from typing import ClassVar
 from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
-from gems_flwr.devices import check_device
 from gems_flwr.errors import OptionError
 from gems_flwr.server.loop import RoundLoop
 from gems_flwr.server.public_tuning import (
@@ -39,8 +38,6 @@ class PublicOnly(RoundLoop):
         How many of the samples to train on; all by default, and 0 leaves the initial model.
     tune_rate : float, default 0.001
         Adam's rate, above 0.
-    device : str, default "cpu"
-        Where the server trains; see `good_enough_mod`.
     **loop
         See `RoundLoop`.
 
@@ -64,7 +61,6 @@ class PublicOnly(RoundLoop):
     public_data: ArrayPair | None = None
     tune: int | None = None
     tune_rate: float = 1e-3
-    device: str = "cpu"
 
     needs_classes: ClassVar[bool] = True
     rounds_needed: ClassVar[int | None] = 1
@@ -73,7 +69,6 @@ class PublicOnly(RoundLoop):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_tuning(self.tune or 0, self.tune_rate, self.public_data)
-        check_device(self.device)
         if self.tune is None and (self.public_data is None or not len(self.public_data[1])):
             raise OptionError("there are no public samples to train on: give public_data")
 

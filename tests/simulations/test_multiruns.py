@@ -57,9 +57,9 @@ def untimed(values):
 
 
 def contents(folder):
-    """Return what a run's folder holds, but for how long it took."""
+    """Return what a run's folder holds, but for how long it took, and by which command."""
     found = {}
-    for path in (p for p in folder.rglob("*") if p.is_file()):
+    for path in (p for p in folder.rglob("*") if p.is_file() and p.name != "model_card.md"):
         value = path.read_bytes()
         if path.suffix == ".json":
             value = untimed(json.loads(value))

@@ -322,7 +322,9 @@ def test_a_run_whose_nodes_lost_their_models_starts_again(tmp_path, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(
             "simulations.run.run_server",
-            lambda experiment, grid, folder, _: run_server(experiment, grid, folder, [Breaks()]),
+            lambda experiment, grid, folder, _, **__: run_server(
+                experiment, grid, folder, [Breaks()]
+            ),
         )
         with pytest.raises(KeyboardInterrupt):
             run(config, tmp_path / "broken")
