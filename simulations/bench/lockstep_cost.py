@@ -10,18 +10,25 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flwr.serverapp import Grid
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 
 from simulations.backends.launch import run_on_backend
+from simulations.bench.cost_tables import (
+    Column,
+    CostTable,
+    Value,
+    obvious,
+    ours,
+    ratio,
+    size,
+)
 from simulations.config import compose_config
 from simulations.data.examples import Examples
 from simulations.experiment.batched_training import Trainee, fit_together
@@ -58,6 +65,7 @@ RUNS = {
         "model=logistic",
         "rounds=1",
     ),
+    "GEMS layer by layer, MLP": ("strategy=gems_layerwise", "model=mlp"),
 }
 
 
@@ -68,10 +76,9 @@ class Cost:
     alone: float
     together: float
 
-    @property
-    def ratio(self) -> float:
-        """How many times as long one by one takes."""
-        return self.alone / self.together
+    def milliseconds(self) -> dict[str, Value]:
+        """Return both as a row has them."""
+        return {"one by one": self.alone * 1e3, "together": self.together * 1e3}
 
 
 def training(shape: Sequence[int], build: Build, nodes: int, repetitions: int = 2) -> Cost:
@@ -146,51 +153,62 @@ def whole_run(overrides: Sequence[str], nodes: int, backend: str) -> RunCost:
     return cost
 
 
-def report(console: Console, quick: bool) -> None:
-    """Print the tables."""
-    console.print(
-        "[bold]Local training together (backend=lockstep) and one by one[/bold], in ms of "
-        f"processor time per node:\n{OPTIONS.epochs} epochs of Adam over {EXAMPLES} examples on "
-        f"average, in batches of {OPTIONS.batch_size}."
-    )
-    table = Table()
-    table.add_column("model")
-    for column in ("nodes", "one by one", "together", "ratio"):
-        table.add_column(column, justify="right")
-    with console.status("training"):
-        training(*MODELS["logistic, 8×8"], nodes=2)  # the first call of all loads libraries
-        for name, (shape, build) in MODELS.items():
-            for nodes in NODES[:2] if quick or name.startswith("LeNet") else NODES:
-                cost = training(shape, build, nodes, 1 if quick else 2)
-                table.add_row(
-                    name,
-                    str(nodes),
-                    f"{cost.alone * 1e3:.2f}",
-                    f"{cost.together * 1e3:.2f}",
-                    f"{cost.ratio:.1f}",
-                )
-    console.print(table)
-    console.print(
-        "[bold]Whole runs on the digits[/bold], messages and all, in milliseconds per node and "
-        "round: of processor time,\nand, beside Ray, by the clock, its start-up left out. Ratios "
-        "to in-process."
-    )
-    table = Table()
-    table.add_column("run")
-    for column in ("nodes", "in-process", "lockstep", "ratio", "in-process", "ray", "ratio"):
-        table.add_column(column, justify="right")
-    with console.status("runs"):
-        for name, overrides in RUNS.items():
-            for nodes in (10, 100):
-                table.add_row(name, str(nodes), *_compared(overrides, nodes, nodes == 10))
-    console.print(table)
+TRAINING = (
+    size("model"),
+    size("nodes"),
+    obvious("one by one"),
+    ours("together"),
+    ratio("×", "one by one", "together"),
+)
+RUNNING = (
+    size("run"),
+    size("nodes"),
+    obvious("in-process"),
+    ours("lockstep"),
+    ratio("×", "in-process", "lockstep"),
+    Column("in-process by the clock", "ms"),
+    Column("ray by the clock", "ms"),
+)
 
 
-def _compared(overrides: Sequence[str], nodes: int, with_ray: bool) -> list[str]:
-    alone, together = (whole_run(overrides, nodes, each) for each in ("inprocess", "lockstep"))
-    cells = [alone.working * 1e3, together.working * 1e3, alone.working / together.working]
+def measure(quick: bool) -> Iterator[CostTable]:
+    """Measure local training, then whole runs."""
+    training(*MODELS["logistic, 8×8"], nodes=2)  # the first call of all loads libraries
+    rows = []
+    for name, (shape, build) in MODELS.items():
+        for nodes in NODES[:2] if quick or name.startswith("LeNet") else NODES:
+            cost = training(shape, build, nodes, 1 if quick else 2)
+            rows.append({"model": name, "nodes": nodes, **cost.milliseconds()})
+    yield CostTable(
+        "Local training of many nodes",
+        TRAINING,
+        tuple(rows),
+        f"Processor time per node: {OPTIONS.epochs} epochs of Adam over {EXAMPLES} examples on "
+        f"average, in batches of {OPTIONS.batch_size}; together is backend=lockstep.",
+        grows_with="nodes",
+        group="model",
+    )
+    yield CostTable(
+        "Whole runs on the digits",
+        RUNNING,
+        tuple(_run_row(name, nodes, quick) for name in RUNS for nodes in (10, 100)),
+        "Per node and round, messages, radii and evaluation included; processor time, and beside "
+        "Ray by the clock, its start-up left out.",
+        grows_with="nodes",
+        group="run",
+    )
+
+
+def _run_row(name: str, nodes: int, quick: bool) -> dict[str, Value]:
+    alone, together = (whole_run(RUNS[name], nodes, each) for each in ("inprocess", "lockstep"))
     # Slow to start, so small cases of averaging alone.
-    if with_ray and overrides[0] == "strategy=fedavg":
-        ray = whole_run(overrides, nodes, "ray")
-        cells += [alone.clock * 1e3, ray.clock * 1e3, alone.clock / ray.clock]
-    return [f"{each:.2f}" for each in cells]
+    with_ray = nodes == 10 and name == "FedAvg, logistic" and not quick
+    ray = whole_run(RUNS[name], nodes, "ray").clock * 1e3 if with_ray else None
+    return {
+        "run": name,
+        "nodes": nodes,
+        "in-process": alone.working * 1e3,
+        "lockstep": together.working * 1e3,
+        "in-process by the clock": alone.clock * 1e3,
+        "ray by the clock": ray,
+    }
