@@ -1,9 +1,10 @@
 """Records without checking again what is checked already.
 
 Flower's records check each entry as it is put in, which takes some microseconds apiece (they build
-type expressions anew each time): for small models that was a good part of what a message cost. Where
-entries are known to be right, because they come out of a record or are of types that this library
-has chosen, the functions here put them in directly. Whatever crosses a grid is checked there.
+type expressions anew each time): for small models that was a good part of what a message cost.
+Where entries are known to be right, because they come out of a record or are of types that this
+library has chosen, the functions here put them in directly. Whatever crosses a grid is checked
+there.
 
 Flower has no public way, so this file knows where its records keep their entries, as
 `gems_flwr.runtime.flower_internals` knows other things. If a new version keeps them elsewhere, that
