@@ -17,7 +17,7 @@ calls ``freeze_layers(model, msg)``. One that does not is stopped at its first t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import cache, partial
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -161,7 +161,15 @@ def good_enough_mod(
     """
     if device is not None:
         check_device(device)
-    place = cache(lambda: device or home_device(model))
+    # Not functools.cache, which cannot travel to the workers of Flower's simulation engine.
+    homes: list[str] = []
+
+    def place() -> str:
+        if device is not None:
+            return device
+        if not homes:
+            homes.append(home_device(model))
+        return homes[0]
 
     def good_enough(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         content = message.content

@@ -9,7 +9,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
 from torch import nn
 
+from gems_flwr.client.compression_mod import compression_mod
+from gems_flwr.client.dynamic_averaging_mod import dynamic_averaging_mod
+from gems_flwr.client.good_enough_mod import good_enough_mod
 from gems_flwr.client.limits import UNLIMITED, NodeLimits
+from gems_flwr.client.multi_model_mod import multi_model_mod
+from gems_flwr.client.secure_sum_mod import secure_sum_mod
+from gems_flwr.client.statistics_mod import statistics_mod
 from gems_flwr.client.task import Report, Task
 from gems_flwr.client.task_app import task_client_app
 from gems_flwr.errors import RoundFailedError
@@ -137,3 +143,18 @@ def test_it_says_its_name_to_servers_of_this_version_and_of_earlier_ones(limits)
     for kind, content in (("train", question), ("query.introduce", RecordDict())):
         (reply,) = grid.send_and_receive([Message(content, dst_node_id=node, message_type=kind)])
         assert dict(reply.content["node"]) == {"name": "north"}
+
+
+def test_the_mods_travel_to_the_workers_of_flowers_engine():
+    """Which gets the app by cloudpickle; what a closure of a mod holds must go along."""
+    from ray import cloudpickle
+
+    model = {"only": lambda: nn.Linear(2, 2)}
+    mods = [
+        good_enough_mod(lambda context: None, model=model["only"]),
+        statistics_mod(lambda context: None, model=model["only"]),
+        multi_model_mod(lambda context: None, model=model),
+        *(dynamic_averaging_mod(), compression_mod(), secure_sum_mod()),
+    ]
+    for mod in mods:
+        assert callable(cloudpickle.loads(cloudpickle.dumps(mod)))
