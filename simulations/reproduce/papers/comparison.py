@@ -19,17 +19,28 @@ from simulations.reproduce.papers.findings import (
     compare,
     sources,
 )
+from simulations.reproduce.papers.method_kinds import method_kind
 from simulations.reproduce.papers.spec import Reproduction
 
-HEADINGS = ("setting", "method", "quantity", "paper", "ours", "difference", "KB up per node")
+HEADINGS = (
+    "setting",
+    "method",
+    "whose",
+    "quantity",
+    "paper",
+    "ours",
+    "difference",
+    "KB up per node",
+)
 
 
-def cells(line: Line) -> tuple[str, ...]:
-    """Return a line of the table as text."""
+def cells(line: Line, name: str) -> tuple[str, ...]:
+    """Return a line of the table of the reproduction with this name, as text."""
     found = line.finding
     return (
         found.setting,
         found.method,
+        method_kind(name, found.method),
         found.quantity,
         _published(line.published, found),
         _ours(found),
@@ -77,7 +88,8 @@ def _kilobytes(found: Finding) -> str:
 
 def comparison_table(found: Findings) -> TextTable:
     """Return every finding beside the published number."""
-    return TextTable.of(HEADINGS, map(cells, compare(found)), names=(0, 1, 2), group_by=0)
+    rows = [cells(line, found.name) for line in compare(found)]
+    return TextTable.of(HEADINGS, rows, names=(0, 1, 2, 3), group_by=0)
 
 
 def print_comparison(found: Findings, reproduction: Reproduction, console: Console) -> None:
