@@ -14,10 +14,11 @@ from simulations.reproduce.papers.verdicts import DIFFERS, NOT_RUN, REPRODUCED, 
 HEADINGS = ("table, figure", "verdict", "compared", "why", "seeds", "minutes", "command")
 _HOUR = 60.0
 
-_RULE = """**The rule.** *Reproduced*: every number that was compared lies within twice the joint spread of the paper
-and ours, and every claim that the text makes of a picture holds. *Differs*: at least one does not; the sentence says why, and
-the details below explain each difference. *Does not fit*: it cannot be run here. *No result*: a drawing, or settings.
-A number without a spread, in the paper and in ours, may differ by half of its last digit only. Minutes are those of the whole
+_RULE = """**The rule.** *Reproduced*: every number that was compared lies within twice the joint
+spread of the paper and ours, and every claim that the text makes of a picture holds. *Differs*: at
+least one does not; the sentence says why, and the details below explain each difference. *Does not
+fit*: it cannot be run here. *No result*: a drawing, or settings. A number without a spread, in the
+paper and in ours, may differ by half of its last digit only. Minutes are those of the whole
 experiment, which several rows may share.
 """
 
@@ -54,9 +55,8 @@ def _in_short(judged: Sequence[Judgement], kept: Mapping[str, Findings]) -> str:
     beyond = sum(line.notable for line in lines)
     return (
         f"**In short.** Of the {with_result} rows below that have results: {verdicts}. "
-        f"{len(lines)} printed numbers were compared; {beyond} of them are more than twice the joint "
-        "spread away. "
-        f"{_took(kept)}\n"
+        f"{len(lines)} printed numbers were compared; {beyond} of them are more than twice the "
+        f"joint spread away. {_took(kept)}\n"
     )
 
 

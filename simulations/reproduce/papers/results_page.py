@@ -23,9 +23,10 @@ MEASURED = Path(__file__).with_name("measured")
 
 _TITLE = """# The papers' tables and figures, beside ours
 
-Which tables and figures come out again, which do not, and why. Written by `python -m simulations.reproduce --page` from the
-files in `simulations/reproduce/papers/measured`; not to be edited. Every row has its command: the same numbers, on a machine
-of your own; `--quick` takes minutes.
+Which tables and figures come out again, which do not, and why. Every row has its command, which
+gives the same numbers on a machine of your own; with `--quick` it takes minutes. Written by
+`python -m simulations.reproduce --page` from the files in `simulations/reproduce/papers/measured`;
+not to be edited.
 
 [What we found about the papers' claims](#what-we-found-about-the-papers-claims) ·
 [every experiment, with all numbers](#every-experiment)
@@ -33,8 +34,9 @@ of your own; `--quick` takes minutes.
 
 _DETAILS = """## Every experiment
 
-Mean ± sample standard deviation over seeds; \\* marks a difference of more than twice the joint spread of the paper and ours.
-*Whose*: the paper's own methods; ours; and rivals, merging methods and classifiers of others under identical conditions.
+Mean ± sample standard deviation over seeds; \\* marks a difference of more than twice the joint
+spread of the paper and ours. *Whose* tells the paper's own methods, ours, and rivals: merging
+methods and classifiers of others under identical conditions.
 """
 
 

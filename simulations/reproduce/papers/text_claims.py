@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from simulations.reproduce.papers.equal_loss import AT_EQUAL_LOSS, BYTES, LOSS
 from simulations.reproduce.papers.findings import Finding, Findings, Timeline
@@ -131,7 +132,7 @@ def _fewer_neurons(found: Findings) -> bool | None:
         for each in found.of("hidden neurons")
         if each.method == "GEMS" and each.values
     )
-    pairs = zip(points, points[1:], strict=False)
+    pairs = pairwise(points)
     return all(a[1] >= b[1] for a, b in pairs) if len(points) > 1 else None
 
 
@@ -198,7 +199,7 @@ def rate_after_drifts(timeline: Timeline) -> float | None:
     after = quiet = 0.0
     rounds = [0, 0]
     points = [*zip(timeline.rounds, timeline.megabytes, strict=True)]
-    for (start, before), (end, now) in zip(points, points[1:], strict=False):
+    for (start, before), (end, now) in pairwise(points):
         near = any(drift <= end <= drift + _AFTER_DRIFT for drift in timeline.drifts)
         after, quiet = after + near * (now - before), quiet + (not near) * (now - before)
         rounds[not near] += end - start
