@@ -1,4 +1,4 @@
-"""The results page: a verdict for every table and figure, and claims that are judged by findings."""
+"""The results page: a verdict for every table and figure, and claims judged by findings."""
 
 import re
 
