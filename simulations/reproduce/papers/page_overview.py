@@ -11,7 +11,7 @@ from simulations.reproduce.papers.findings import Findings, compare
 from simulations.reproduce.papers.items import DOES_NOT_FIT, NO_RESULT, all_items
 from simulations.reproduce.papers.verdicts import DIFFERS, NOT_RUN, REPRODUCED, Judgement, judge
 
-HEADINGS = ("table, figure", "verdict", "compared", "why", "seeds", "minutes", "command")
+HEADINGS = ("table, figure", "verdict", "why", "compared", "seeds", "minutes", "command")
 _HOUR = 60.0
 
 _RULE = """**The rule.** *Reproduced*: every number that was compared lies within twice the joint
@@ -36,7 +36,7 @@ def overview(kept: Mapping[str, Findings]) -> str:
     for paper in dict.fromkeys(each.item.paper for each in judged):
         rows = [_row(each) for each in judged if each.item.paper == paper]
         table = "\n".join(markdown_table(TextTable.of(HEADINGS, rows)))
-        parts.append(f"### {paper}\n\n{table}\n")
+        parts.append(f'### {paper}\n\n<div class="verdicts">\n\n{table}\n\n</div>\n')
     return "\n".join(parts)
 
 
@@ -74,7 +74,7 @@ def _row(each: Judgement) -> tuple[str, ...]:
     command = f"`{PROGRAM} {item.reads}`" if item.reads else "–"
     where = f"[{item.where}](#{item.reads})" if found else item.where
     why = item.says[:1].upper() + item.says[1:] if item.says else "–"
-    return (f"{where}: {item.shows}", verdict, _compared(each), why, seeds, minutes, command)
+    return (f"{where}: {item.shows}", verdict, why, _compared(each), seeds, minutes, command)
 
 
 def _compared(each: Judgement) -> str:
