@@ -154,6 +154,11 @@ class Reproduction:
     has_stand_in: bool = True
     quick_minutes: float | None = None
 
+    @property
+    def in_processes(self) -> bool:
+        """Whether its runs are shared out among processes, and its findings can be published."""
+        return True
+
     def seeds_of(self, options: Options) -> range:
         """Return the seeds that are asked for."""
         return range(options.seeds or (1 if options.quick else self.seeds))
