@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from helpers_findings import findings
 from rich.console import Console
 
 from simulations.config import compose_config
@@ -45,18 +46,6 @@ DERIVED = {
     "bytes beside FedAvg",
     "loss beside FedAvg",
 }
-
-
-def findings(name="gems2019_convex", *parts, **more):
-    made = {
-        "versions": {"torch": "1"},
-        "commit": "abc",
-        "date": "2026-01-01",
-        "machine": "2 cores",
-        "python": "3",
-        "minutes": 1.0,
-    }
-    return Findings(name, False, False, [0, 1], list(parts), made=made, **more)
 
 
 # --- the catalogue ----------------------------------------------------------------------------

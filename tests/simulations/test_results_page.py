@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from test_reproduce_papers import findings
+from helpers_findings import findings
 
 from simulations.reproduce.catalogue import PAPERS
 from simulations.reproduce.papers import (
