@@ -281,6 +281,19 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path):
     assert found.findings[1].missing == 0
 
 
+def test_minutes_are_those_of_all_runs_even_if_most_were_finished_before(tmp_path):
+    """Two runs that took ten minutes each, one after the other: 20 minutes, though read at once."""
+    cell = Cell(
+        "digits", "Local", ("dataset=digits", "nodes=3", "train.epochs=1", "strategy=local")
+    )
+    options = Options(tmp_path, jobs=1)
+    assert reproduce(tiny(cell), options, QUIET).made["minutes"] < 5
+    for path in tmp_path.rglob("result.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": 600.0}))
+    again = reproduce(tiny(cell), options, QUIET)
+    assert (again.made["minutes"], again.made["jobs"]) == (20.0, 1)
+
+
 @pytest.mark.deep
 def test_public_data_do_not_harm_the_cone_and_alone_are_worse(tmp_path):
     base = ("dataset=digits", "nodes=5", "train.epochs=5")
