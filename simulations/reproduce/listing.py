@@ -76,6 +76,7 @@ def print_about(entries: Sequence[Entry], console: Console) -> None:
 
 def short(where: str) -> str:
     """Return tables and figures in few letters: ``Fig. 5.1, A.1``."""
+    where = where.partition(":")[0]
     for pattern, letters in _SHORT:
         where = re.sub(pattern, letters, where)
     return where

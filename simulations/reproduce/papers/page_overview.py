@@ -49,8 +49,13 @@ def _in_short(judged: Sequence[Judgement], kept: Mapping[str, Findings]) -> str:
         for verdict in (REPRODUCED, DIFFERS, DOES_NOT_FIT, NOT_RUN)
         if counts[verdict]
     )
+    # Checks of our own that a claim reads are no tables of a paper.
+    read = {each.item.reads for each in judged}
     lines = [
-        line for found in kept.values() for line in compare(found) if line.difference is not None
+        line
+        for name, found in kept.items()
+        for line in compare(found)
+        if name in read and line.difference is not None
     ]
     beyond = sum(line.notable for line in lines)
     return (
