@@ -27,6 +27,7 @@ from simulations.command_line import (
     program,
     run_command,
 )
+from simulations.reproduce import ledger
 from simulations.reproduce.catalogue import CATALOGUE, PAPERS, STUDIES
 from simulations.reproduce.entry import Entry, Options
 from simulations.reproduce.listing import print_about, print_catalogue
@@ -199,7 +200,9 @@ def _one(
 ) -> int:
     """Do with an entry what is asked for; return how many runs failed."""
     if not (asked.show or asked.commands or asked.publish):
-        return entry.run(options, console)
+        if of_all or options.overrides:  # noted already, or something else than the entry
+            return entry.run(options, console)
+        return ledger.watched(entry, options, lambda: entry.run(options, console))
     if of_all and not isinstance(entry, Reproduction):
         return entry.run(options, console)  # nothing of a study is published
     if not isinstance(entry, Reproduction):

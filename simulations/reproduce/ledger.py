@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -43,6 +44,21 @@ def note(entry: Entry, options: Options, state: str, reason: str = "") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     what = Note(state, os.getpid(), time.time(), _seeds(entry, options), reason)
     write_atomically(path, json.dumps(asdict(what)).encode())
+
+
+def watched(entry: Entry, options: Options, run: Callable[[], int]) -> int:
+    """Run an entry and write down how it goes; return how many of its runs failed.
+
+    What is interrupted stays noted as running, by a process that is no more.
+    """
+    note(entry, options, RUNNING)
+    try:
+        failed = run()
+    except Exception as error:
+        note(entry, options, FAILED, f"{type(error).__name__}: {error}")
+        raise
+    note(entry, options, FAILED if failed else DONE, f"{failed} runs failed" if failed else "")
+    return failed
 
 
 def read(entry: Entry, options: Options) -> Note | None:

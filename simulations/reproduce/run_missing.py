@@ -53,18 +53,13 @@ def run_missing(entries: Sequence[Entry], options: Options, console: Console, ru
 
 
 def _run_one(entry: Entry, options: Options, console: Console, run: Run) -> bool:
-    """Run an entry and note how it went; return whether all went well."""
-    ledger.note(entry, options, ledger.RUNNING)
+    """Run an entry; return whether all went well."""
     try:
-        runs = run(entry, options)
-        reason = f"{runs} of its runs failed" if runs else ""
+        return not ledger.watched(entry, options, lambda: run(entry, options))
     # Whatever it is, the others can still be run, and the table says what it was.
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-    ledger.note(entry, options, ledger.FAILED if reason else ledger.DONE, reason)
-    if reason:
-        console.print(f"[red]{entry.name} failed:[/red] {escape(reason)}", soft_wrap=True)
-    return not reason
+        console.print(f"[red]{entry.name} failed:[/red] {escape(str(error))}", soft_wrap=True)
+        return False
 
 
 def in_order(entries: Sequence[Entry], options: Options) -> list[Entry]:

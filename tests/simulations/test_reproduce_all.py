@@ -98,7 +98,7 @@ def test_a_failure_does_not_stop_the_others_and_is_tried_again(tmp_path):
     assert log == ["broken", "half", "fine"]
     said = console.file.getvalue()
     assert "RuntimeError: [no] disk" in said
-    assert "3 of its runs failed" in said
+    assert "3 runs failed" in said
     states = [ledger.state(each, Options(tmp_path)) for each in entries]
     assert states == [ledger.FAILED, ledger.FAILED, ledger.DONE]
     broken.breaks, half.failures = None, 0
@@ -179,6 +179,10 @@ def test_the_command_runs_all_that_is_missing(monkeypatch, tmp_path):
     assert command.main(["all", "--output", str(tmp_path)]) == 0
     assert log == ["a", "b"]
     assert command.main(["all", "--status", "--output", str(tmp_path)]) == 0
+    monkeypatch.setitem(CATALOGUE, "s", Toy("s", 3, in_processes=False, log=log))
+    assert command.main(["s", "--output", str(tmp_path)]) == 0
+    assert command.main(["all", "--output", str(tmp_path)]) == 0
+    assert log == ["a", "b", "s"]  # a study that was run by its name is done, too
     monkeypatch.setitem(CATALOGUE, "c", Toy("c", 3, failures=1))
     assert command.main(["all", "--output", str(tmp_path)]) == 1
 
