@@ -22,6 +22,8 @@ from simulations.reproduce.entry import Entry, Options
 MEASURED = Path(__file__).with_name("papers") / "measured"
 # Published minutes are those of two processes on two cores.
 PUBLISHED_JOBS = 2
+# What a quick version takes at most, on one processor.
+QUICK_MINUTES = 5.0
 # What `training_seconds` gives on the machine of the published minutes.
 PUBLISHED_SECONDS = 0.094
 # Less than this says nothing about a machine: starting a process takes as long.
@@ -40,11 +42,12 @@ class Estimate:
     def minutes(self, entry: Entry, options: Options) -> float:
         """Return what an entry takes here, in minutes."""
         share = workers(entry, options)
-        if options.quick and entry.quick_minutes is not None:
-            return self.factor * entry.quick_minutes / share
         seeds = options.seeds or (1 if options.quick else entry.seeds)
-        scale = seeds / entry.seeds * PUBLISHED_JOBS / share
-        return self.factor * published_minutes(entry) * scale
+        whole = published_minutes(entry) * seeds / entry.seeds * PUBLISHED_JOBS
+        if options.quick:
+            known = entry.quick_minutes
+            whole = min(whole, QUICK_MINUTES) if known is None else known * seeds
+        return self.factor * whole / share
 
     def __str__(self) -> str:
         """Say what the minutes rest on."""
@@ -108,6 +111,7 @@ def estimate_here(output: Path, entries: Iterable[Entry]) -> Estimate:
     return Estimate(training_seconds() / PUBLISHED_SECONDS, "from a short training, timed")
 
 
+@cache
 def training_seconds() -> float:
     """Return the processor time of a small fixed training: the best of a few tries, in seconds."""
     return min(_train() for _ in range(_REPEATS))

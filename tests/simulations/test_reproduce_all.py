@@ -217,6 +217,8 @@ def test_one_process_takes_twice_as_long_as_two_and_quick_has_minutes_of_its_own
     assert estimate.minutes(entry, Options(tmp_path, jobs=8)) == pytest.approx(10)  # two cores
     assert estimate.minutes(entry, Options(tmp_path, seeds=6)) == pytest.approx(20)
     assert estimate.minutes(entry, Options(tmp_path, quick=True, jobs=1)) == pytest.approx(4)
+    unknown = Toy("a", 60)  # not measured: the promise that all keep
+    assert estimate.minutes(unknown, Options(tmp_path, quick=True, jobs=1)) == pytest.approx(5)
     study = Toy("s", 10, in_processes=False)
     assert estimate.minutes(study, Options(tmp_path)) == pytest.approx(10)
 

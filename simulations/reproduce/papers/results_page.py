@@ -24,7 +24,8 @@ MEASURED = Path(__file__).with_name("measured")
 _TITLE = """# The papers' tables and figures, beside ours
 
 Which tables and figures come out again, which do not, and why. Every row has its command, which
-gives the same numbers on a machine of your own; with `--quick` it takes minutes. Written by
+gives the same numbers on a machine of your own; with `--quick` it takes minutes, and
+`python -m simulations.reproduce all` runs whatever is missing. Written by
 `python -m simulations.reproduce --page` from the files in `simulations/reproduce/papers/measured`;
 not to be edited.
 
