@@ -9,6 +9,8 @@ from simulations.reproduce.catalogue import PAPERS
 from simulations.reproduce.papers import (
     average_claims,
     claims,
+    dynamic_sentences,
+    equal_loss,
     page_overview,
     page_sections,
     results_page,
@@ -145,8 +147,8 @@ def test_more_is_sent_after_a_drift_than_in_quiet_times():
     rounds = list(range(0, 301, 10))
     sent = [float(r + 2 * max(0, min(r - 90, 60))) for r in rounds]
     timeline = Timeline("s", "Δ = 1", rounds, sent, sent, [100])
-    assert text_claims.rate_after_drifts(timeline) == pytest.approx(3)
-    assert text_claims.rate_after_drifts(Timeline("s", "Δ = 1", rounds, sent, sent)) is None
+    assert dynamic_sentences.rate_after_drifts(timeline) == pytest.approx(3)
+    assert dynamic_sentences.rate_after_drifts(Timeline("s", "Δ = 1", rounds, sent, sent)) is None
 
 
 def test_a_similar_loss_with_fewer_bytes_is_asked_for_every_period():
@@ -155,8 +157,8 @@ def test_a_similar_loss_with_fewer_bytes_is_asked_for_every_period():
     for last, holds in (((125.0, 7.0), True), ((130.0, 7.0), False), ((125.0, 7.5), False)):
         found = findings("dynamic_protocols")
         for method, (loss, sent) in (runs | {"Δ = 1": last}).items():
-            found.add(Finding("100 learners", method, text_claims.LOSS, [loss]))
-            found.add(Finding("100 learners", method, text_claims.BYTES, [sent]))
+            found.add(Finding("100 learners", method, equal_loss.LOSS, [loss]))
+            found.add(Finding("100 learners", method, equal_loss.BYTES, [sent]))
         assert claim.holds(found) is holds
 
 
