@@ -1,9 +1,9 @@
 """Run the papers' tables and figures, our own studies, or the demo again.
 
-Without a name everything there is is listed: its name, how long it takes here, and whether it was
-run in full. An experiment of a paper prints the published numbers beside ours and writes a CSV
-file, a picture and an HTML page; a study prints its table and writes its figure. What is finished
-is not repeated.
+Without a name everything there is is listed: its name, how long it takes here,
+and whether it was run in full. An experiment of a paper prints the published
+numbers beside ours and writes a CSV file, a picture and an HTML page; a study
+prints its table and writes its figure. What is finished is not repeated.
 """
 
 from __future__ import annotations
@@ -41,11 +41,16 @@ GROUPS: dict[str, Sequence[str]] = {"papers": tuple(PAPERS), "studies": tuple(ST
 # The word for whatever is missing in the output folder.
 ALL = "all"
 _EXAMPLES = f"""examples:
-  {PROGRAM}                            what there is
-  {PROGRAM} gems2019_convex --quick    one of them in minutes
-  {PROGRAM} all                        everything that is missing, the shortest first
-  {PROGRAM} all --status               what is done, what runs, what is to come
-  {PROGRAM} gems2019_convex --show     what the full run gave, without running
+  {PROGRAM}
+      what there is
+  {PROGRAM} gems2019_convex --quick
+      one of them in minutes
+  {PROGRAM} gems2019_convex --show
+      what the full run gave, without running
+  {PROGRAM} all
+      everything that is missing, the shortest first
+  {PROGRAM} all --status
+      what is done, what runs, what is to come
 """
 
 

@@ -193,6 +193,9 @@ def test_help_names_the_program_and_its_options(main, capsys):
     assert status_of(main, ["--help"]) == 0
     said = capsys.readouterr().out
     assert said.startswith("usage: python -m simulations.")
+    if main is reproduce:
+        text = said[said.index("Run the papers'") :]
+        assert max(map(len, text.splitlines())) <= 80
 
 
 # --- what is asked for reaches the entry ------------------------------------------------------

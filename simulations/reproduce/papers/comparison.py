@@ -22,16 +22,7 @@ from simulations.reproduce.papers.findings import (
 from simulations.reproduce.papers.method_kinds import method_kind
 from simulations.reproduce.papers.spec import Reproduction
 
-HEADINGS = (
-    "setting",
-    "method",
-    "whose",
-    "quantity",
-    "paper",
-    "ours",
-    "difference",
-    "KB up per node",
-)
+HEADINGS = ("setting", "method", "whose", "quantity", "paper", "ours", "difference", "KB up")
 
 
 def cells(line: Line, name: str) -> tuple[str, ...]:
@@ -101,7 +92,8 @@ def print_comparison(found: Findings, reproduction: Reproduction, console: Conso
     if len(quantities) == 1:
         table = table.without([HEADINGS.index("quantity")])
         title = f"{title}: {quantities.pop()}"
-    print_table(table, console, title=title, caption="* more than twice the joint spread")
+    caption = "* more than twice the joint spread; KB up: of a node"
+    print_table(table, console, title=title, caption=caption)
 
 
 def _marks(found: Findings) -> str:
@@ -161,7 +153,7 @@ def write_page(found: Findings, reproduction: Reproduction, picture: Path, path:
         f"<section>{html_table(comparison_table(found))}",
         caption(
             "Mean ± sample standard deviation over seeds; * differs by more than twice the joint "
-            "spread."
+            "spread. KB up: of a node."
         ),
         "</section>",
         f"<section><h2>Differences</h2>{bullets(notes)}</section>" if notes else "",

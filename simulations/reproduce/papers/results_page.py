@@ -36,8 +36,8 @@ not to be edited.
 _DETAILS = """## Every experiment
 
 Mean ± sample standard deviation over seeds; \\* marks a difference of more than twice the joint
-spread of the paper and ours. *Whose* tells the paper's own methods, ours, and rivals: merging
-methods and classifiers of others under identical conditions.
+spread of the paper and ours; KB up are those of a node. *Whose* tells the paper's own methods,
+ours, and rivals: merging methods and classifiers of others under identical conditions.
 """
 
 
