@@ -184,6 +184,7 @@ REPRODUCTIONS = (
         quick=("rounds=100", "evaluate_every=100"),
         derive=compare_with_periodic,
         scaled=_SMALL_NET,
+        quick_minutes=1.1,
     ),
     Reproduction(
         name="dynamic_fedavg",
@@ -197,6 +198,7 @@ REPRODUCTIONS = (
         quick=("rounds=200", "evaluate_every=200"),
         derive=_compare_with_fedavg,
         scaled=_SMALL_NET,
+        quick_minutes=0.7,
     ),
     Reproduction(
         name="dynamic_drift",
@@ -211,6 +213,7 @@ REPRODUCTIONS = (
         quick=("rounds=200", "evaluate_every=200", "stream.drift.rounds=[101]"),
         derive=_compare_under_drift,
         scaled="1,200 rounds with drifts twice as often as in the paper, so that some are seen.",
+        quick_minutes=2.1,
     ),
     Reproduction(
         name="dynamic_scale",
@@ -249,5 +252,6 @@ REPRODUCTIONS = (
         minutes=6,
         quick=(),
         scaled=_SMALL_NET,
+        quick_minutes=0.3,
     ),
 )
