@@ -227,6 +227,7 @@ REPRODUCTIONS = (
         quick=("rounds=60", "evaluate_every=60"),
         derive=compare_with_periodic,
         scaled=_SMALL_NET,
+        quick_minutes=1.5,
     ),
     Reproduction(
         name="dynamic_optimisers",
@@ -240,6 +241,7 @@ REPRODUCTIONS = (
         quick=("rounds=200", "evaluate_every=200"),
         derive=compare_with_periodic,
         scaled=_SMALL_NET,
+        quick_minutes=0.8,
     ),
     Reproduction(
         name="dynamic_initialisation",
