@@ -320,6 +320,7 @@ REPRODUCTIONS = (
         minutes=40,
         quick=("train.epochs=2", "train.output_epochs=2"),
         scaled=_FEATURES,
+        quick_minutes=2.5,
     ),
     Reproduction(
         name="gems2019_neural_features",
@@ -332,6 +333,7 @@ REPRODUCTIONS = (
         minutes=25,
         quick=("train.epochs=2", "train.output_epochs=2"),
         scaled=_FEATURES,
+        quick_minutes=3,
     ),
     Reproduction(
         name="gems2019_model_size",
