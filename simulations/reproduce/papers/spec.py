@@ -126,8 +126,6 @@ class Reproduction:
         What the full version takes with all seeds, on two cores.
     quick : tuple of str
         Overrides of the quick version.
-    quick_minutes : float, optional
-        What the quick version takes with the real data, in minutes of one processor; measured.
     derive : callable, optional
         Adds findings that need several runs.
     scaled : str
@@ -137,6 +135,8 @@ class Reproduction:
         gets the runs, the `Scope` and the number of processes, returns findings of one seed.
     has_stand_in : bool
         Whether the bundled digits can take the place of its data.
+    quick_minutes : float, optional
+        What the quick version takes with the real data, in minutes of one processor; measured.
     """
 
     name: str
@@ -148,11 +148,16 @@ class Reproduction:
     seeds: int
     minutes: float
     quick: tuple[str, ...]
-    quick_minutes: float | None = None
     derive: Callable[[Findings], None] | None = None
     scaled: str = ""
     judge: Callable[[Sequence[DoneRun], Scope, int], list[Finding]] | None = None
     has_stand_in: bool = True
+    quick_minutes: float | None = None
+
+    @property
+    def in_processes(self) -> bool:
+        """Whether its runs are shared out among processes, and its findings can be published."""
+        return True
 
     def seeds_of(self, options: Options) -> range:
         """Return the seeds that are asked for."""
@@ -175,11 +180,6 @@ class Reproduction:
                 f"{self.name} has the paper's settings, got '{options.overrides[0]}': --commands "
                 "prints its runs as commands that can be changed"
             )
-
-    @property
-    def in_processes(self) -> bool:
-        """Whether its runs are shared out among processes, and its findings can be published."""
-        return True
 
     def run(self, options: Options, console: Console) -> int:
         """Run it, print the comparison and write its files; return how many runs failed."""
