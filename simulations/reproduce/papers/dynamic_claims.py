@@ -53,23 +53,24 @@ def drift_picture(found: Findings) -> Figure:
         "dynamic, as in the paper": OWN_THRESHOLDS,
         "dynamic, lower Δ": LOWER_THRESHOLDS,
     }
-    base = {q: found.get(setting, BASE, q) for q in (BYTES, LOSS)}
+    sent, lost = found.get(setting, BASE, BYTES), found.get(setting, BASE, LOSS)
     for index, (label, methods) in enumerate(families.items()):
-        points = []
+        points: list[tuple[float, float]] = []
         for method in methods:
-            own = {q: found.get(setting, method, q) for q in (BYTES, LOSS)}
-            if all(own.values()) and all(base.values()):
-                points.append(
-                    [_beside(own[q], base[q]) for q in (BYTES, LOSS)]  # type: ignore[arg-type]
-                )
-                axes.annotate(
-                    method,
-                    points[-1],
-                    xytext=(5, 5),
-                    textcoords="offset points",
-                    fontsize=8.5,
-                    color=COLOURS[index],
-                )
+            own = found.get(setting, method, BYTES), found.get(setting, method, LOSS)
+            if not (own[0] and own[1] and sent and lost):
+                continue
+            points.append((_beside(own[0], sent), _beside(own[1], lost)))
+            axes.annotate(
+                method,
+                points[-1],
+                xytext=(5, 5),
+                textcoords="offset points",
+                fontsize=8.5,
+                color=COLOURS[index],
+            )
+        if not points:
+            continue
         axes.plot(
             *zip(*points, strict=True),
             color=COLOURS[index],
