@@ -69,5 +69,5 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     # A number stays beside its deviation, also in narrow columns.
     markdown = markdown.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
     # GitHub reads Markdown within HTML as it is; here it has to be asked for.
-    markdown = markdown.replace("<details>", '<details markdown="1">')
+    markdown = re.sub(r'<(details|div class="[a-z]+")>', r'<\1 markdown="1">', markdown)
     return re.sub(r"\]\(([^)#\s]+)(#[^)\s]*)?\)", redirect, markdown)

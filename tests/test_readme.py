@@ -19,6 +19,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from simulations.config import compose_config
 from simulations.experiment.experiment import Experiment
+from simulations.reproduce.__main__ import ALL
 from simulations.reproduce.__main__ import _parser as reproduce_parser
 from simulations.reproduce.catalogue import CATALOGUE
 
@@ -31,6 +32,8 @@ ELSEWHERE = {
     "gems-flwr reproduce": "tests/test_packaging.py::test_the_installed_command_knows_the_papers",
     "gems-flwr reproduce gems2019_convex --quick": "tests/simulations/test_reproduce_papers.py"
     "::test_a_reproduction_runs_resumes_and_writes_its_files",
+    "gems-flwr reproduce all": "tests/simulations/test_reproduce_all.py"
+    "::test_the_command_runs_all_that_is_missing",
     "gems-flwr reproduce leaks": "tests/simulations/test_reproduce_studies.py"
     "::test_full_moments_give_samples_away_and_automatic_ones_do_not",
     "flwr run .": "tests/simulations/test_flwr_run.py::test_flwr_run_gives_the_numbers",
@@ -102,7 +105,7 @@ def test_every_simulation_composes(line):
 @pytest.mark.parametrize("line", [each for each in COMMANDS if "gems-flwr reproduce" in each])
 def test_every_reproduction_is_in_the_catalogue(line):
     asked = reproduce_parser().parse_intermixed_args(shlex.split(line)[2:])
-    assert set(asked.words) <= set(CATALOGUE)
+    assert set(asked.words) <= {*CATALOGUE, ALL}
 
 
 def without_files():

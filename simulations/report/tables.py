@@ -149,7 +149,8 @@ def markdown_table(table: TextTable) -> list[str]:
     """Return the lines of a table in Markdown."""
     lines = ["| " + " | ".join(table.headings) + " |", "|" + "---|" * len(table.headings)]
     # A star that stands alone is a mark, not emphasis.
-    return lines + ["| " + " | ".join(row.cells).replace(" *", " \\*") + " |" for row in table.rows]
+    rows = [" | ".join(row.cells) for row in table.rows]
+    return lines + [f"| {row} |".replace(" * ", " \\* ") for row in rows]
 
 
 def html_table(table: TextTable, wide: Sequence[int] = ()) -> str:

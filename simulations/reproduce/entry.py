@@ -76,6 +76,16 @@ class Entry(Protocol):
         """What the full version takes with all seeds, on two cores."""
         ...
 
+    @property
+    def quick_minutes(self) -> float | None:
+        """What the quick version takes with the real data on one processor; None if not known."""
+        ...
+
+    @property
+    def in_processes(self) -> bool:
+        """Whether its runs are shared out among processes, and its findings can be published."""
+        ...
+
     def check(self, options: Options) -> None:
         """Refuse what this entry cannot do, before anything runs.
 

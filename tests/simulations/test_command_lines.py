@@ -6,6 +6,7 @@ import io
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -15,7 +16,10 @@ from simulations.bench.__main__ import main as bench
 from simulations.deployment.__main__ import main as deployment
 from simulations.report.__main__ import main as report
 from simulations.reproduce import __main__ as command
+from simulations.reproduce import estimates
 from simulations.reproduce.catalogue import CATALOGUE, PAPERS, STUDIES
+from simulations.reproduce.entry import Options
+from simulations.reproduce.listing import print_catalogue, short
 from simulations.reproduce.papers import findings, results_page
 from simulations.reproduce.papers.spec import Cell, Reproduction
 from simulations.reproduce.papers.table_figures import method_panels
@@ -43,21 +47,53 @@ def complaint(main, words, capsys):
 # --- the list ---------------------------------------------------------------------------------
 
 
+def listed(width):
+    console = Console(file=io.StringIO(), width=width)
+    print_catalogue([*CATALOGUE.values()], Options(Path("nowhere")), console)
+    return console.file.getvalue()
+
+
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_the_list_has_every_name_whole_at_any_width(width):
-    console = Console(file=io.StringIO(), width=width)
-    command.print_catalogue(console)
-    words = console.file.getvalue().split()
-    assert [name for name in CATALOGUE if name not in words] == []
-    assert "…" not in console.file.getvalue()
+    said = listed(width)
+    assert [name for name in CATALOGUE if name not in said.split()] == []
+    assert "…" not in said
 
 
-def test_the_list_says_how_long_and_which_table():
-    console = Console(file=io.StringIO(), width=80)
-    command.print_catalogue(console)
-    (line,) = [x for x in console.file.getvalue().splitlines() if x.startswith("gems2019_convex ")]
-    assert "Tables 1" in line
-    assert line.split()[-2:] == ["5", "25"]
+def test_the_list_has_one_line_for_each_at_80_columns():
+    lines = listed(80).splitlines()
+    assert max(map(len, lines)) <= 80
+    for each in CATALOGUE.values():
+        (line,) = [line for line in lines if line.startswith(f"{each.name} ")]
+        assert short(each.where) in line
+
+
+def test_the_list_says_how_long_which_table_and_whether_it_was_run(monkeypatch):
+    monkeypatch.setattr(estimates, "training_seconds", lambda: 2 * estimates.PUBLISHED_SECONDS)
+    monkeypatch.setattr(estimates, "_made", lambda name: None)
+    lines = listed(80).splitlines()
+    (line,) = [x for x in lines if x.startswith("gems2019_convex ")]
+    assert "T. 1, 5" in line
+    assert f" {2 * CATALOGUE['gems2019_convex'].minutes:g} " in line
+    assert line.split()[-2:] == ["in", "full"]
+    (line,) = [x for x in lines if x.startswith("leaks ")]
+    assert line.split()[-1] == "–"
+
+
+def test_every_quick_version_was_measured_to_take_five_minutes_at_most():
+    for each in PAPERS.values():
+        if each.quick_minutes is not None:
+            assert each.quick_minutes <= estimates.QUICK_MINUTES, each.name
+
+
+def test_what_an_entry_shows_is_said_on_demand(capsys):
+    assert reproduce(["--about", "leaks"]) == 0
+    said = capsys.readouterr().out
+    assert "What do class moments give away?" in said
+    assert "gems2019_convex" not in said
+    assert reproduce(["--about"]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in CATALOGUE)
 
 
 def test_the_list_comes_without_torch_and_flower():
@@ -69,7 +105,7 @@ def test_the_list_comes_without_torch_and_flower():
 def test_papers_and_studies_share_one_list_of_names():
     assert set(CATALOGUE) == set(PAPERS) | set(STUDIES)
     assert not set(PAPERS) & set(STUDIES)
-    assert not set(CATALOGUE) & set(command.GROUPS)
+    assert not set(CATALOGUE) & {*command.GROUPS, command.ALL}
 
 
 # --- mistakes ---------------------------------------------------------------------------------
@@ -89,6 +125,11 @@ def test_papers_and_studies_share_one_list_of_names():
         (["gems2019_convex", "--publish", "--quick"], "only what full runs give is published"),
         (["dynamic_scale", "--show"], "dynamic_scale has not been run in full"),
         (["leaks", "--show"], "leaks is a study"),
+        (["all", "leaks"], "'all' stands alone: leave 'leaks' out"),
+        (["all", "nodes=3"], "'all' stands alone: leave 'nodes=3' out"),
+        (["all", "--show"], "'all' runs what is missing"),
+        (["all", "--publish", "--quick"], "only what full runs give is published"),
+        (["leaks", "--status"], "--status says how far 'all' is"),
         (["leaks", "--jobs", "2"], "leaks runs in one process"),
         (["leaks", "--seeds", "2"], "leaks has one seed"),
         (["leaks", "--dataset", "minst"], "minst"),
@@ -152,6 +193,9 @@ def test_help_names_the_program_and_its_options(main, capsys):
     assert status_of(main, ["--help"]) == 0
     said = capsys.readouterr().out
     assert said.startswith("usage: python -m simulations.")
+    if main is reproduce:
+        text = said[said.index("Run the papers'") :]
+        assert max(map(len, text.splitlines())) <= 80
 
 
 # --- what is asked for reaches the entry ------------------------------------------------------

@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from helpers_findings import findings
 from rich.console import Console
 
 from simulations.config import compose_config
@@ -47,18 +48,6 @@ DERIVED = {
     "loss beside FedAvg",
     "accuracy less FedAvg's",
 }
-
-
-def findings(name="gems2019_convex", *parts, **more):
-    made = {
-        "versions": {"torch": "1"},
-        "commit": "abc",
-        "date": "2026-01-01",
-        "machine": "2 cores",
-        "python": "3",
-        "minutes": 1.0,
-    }
-    return Findings(name, False, False, [0, 1], list(parts), made=made, **more)
 
 
 # --- the catalogue ----------------------------------------------------------------------------
@@ -153,7 +142,8 @@ def test_seeds_are_joined_in_order_and_missing_ones_counted():
     ]
     assert joined[0].mean == 4.0
     assert math.isclose(joined[0].sd, math.sqrt(2))
-    assert comparison.cells(Line(joined[1], Published(7.0)))[3:5] == ("7", "not reached")
+    row = comparison.cells(Line(joined[1], Published(7.0)), "gems2019_convex")
+    assert row[4:6] == ("7", "not reached")
 
 
 def test_findings_stand_in_the_order_of_the_experiment():
@@ -306,6 +296,19 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path):
     assert "digits, impossible, seed 0" in found.failures[0]
     assert found.findings[0].by_seed == [None, None]
     assert found.findings[1].missing == 0
+
+
+def test_minutes_are_those_of_all_runs_even_if_most_were_finished_before(tmp_path):
+    """Two runs that took ten minutes each, one after the other: 20 minutes, though read at once."""
+    cell = Cell(
+        "digits", "Local", ("dataset=digits", "nodes=3", "train.epochs=1", "strategy=local")
+    )
+    options = Options(tmp_path, jobs=1)
+    assert reproduce(tiny(cell), options, QUIET).made["minutes"] < 5
+    for path in tmp_path.rglob("result.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": 600.0}))
+    again = reproduce(tiny(cell), options, QUIET)
+    assert (again.made["minutes"], again.made["jobs"]) == (20.0, 1)
 
 
 @pytest.mark.deep

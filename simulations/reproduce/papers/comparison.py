@@ -19,17 +19,19 @@ from simulations.reproduce.papers.findings import (
     compare,
     sources,
 )
+from simulations.reproduce.papers.method_kinds import method_kind
 from simulations.reproduce.papers.spec import Reproduction
 
-HEADINGS = ("setting", "method", "quantity", "paper", "ours", "difference", "KB up per node")
+HEADINGS = ("setting", "method", "whose", "quantity", "paper", "ours", "difference", "KB up")
 
 
-def cells(line: Line) -> tuple[str, ...]:
-    """Return a line of the table as text."""
+def cells(line: Line, name: str) -> tuple[str, ...]:
+    """Return a line of the table of the reproduction with this name, as text."""
     found = line.finding
     return (
         found.setting,
         found.method,
+        method_kind(name, found.method),
         found.quantity,
         _published(line.published, found),
         _ours(found),
@@ -77,7 +79,8 @@ def _kilobytes(found: Finding) -> str:
 
 def comparison_table(found: Findings) -> TextTable:
     """Return every finding beside the published number."""
-    return TextTable.of(HEADINGS, map(cells, compare(found)), names=(0, 1, 2), group_by=0)
+    rows = [cells(line, found.name) for line in compare(found)]
+    return TextTable.of(HEADINGS, rows, names=(0, 1, 2, 3), group_by=0)
 
 
 def print_comparison(found: Findings, reproduction: Reproduction, console: Console) -> None:
@@ -89,7 +92,8 @@ def print_comparison(found: Findings, reproduction: Reproduction, console: Conso
     if len(quantities) == 1:
         table = table.without([HEADINGS.index("quantity")])
         title = f"{title}: {quantities.pop()}"
-    print_table(table, console, title=title, caption="* more than twice the joint spread")
+    caption = "* more than twice the joint spread; KB up: of a node"
+    print_table(table, console, title=title, caption=caption)
 
 
 def _marks(found: Findings) -> str:
@@ -149,7 +153,7 @@ def write_page(found: Findings, reproduction: Reproduction, picture: Path, path:
         f"<section>{html_table(comparison_table(found))}",
         caption(
             "Mean ± sample standard deviation over seeds; * differs by more than twice the joint "
-            "spread."
+            "spread. KB up: of a node."
         ),
         "</section>",
         f"<section><h2>Differences</h2>{bullets(notes)}</section>" if notes else "",

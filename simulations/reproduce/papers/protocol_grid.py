@@ -36,15 +36,16 @@ STREAMS = (
 )
 
 
-def protocols() -> Iterator[tuple[str, tuple[str, ...]]]:
+def protocols(scope: Scope) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield name and overrides of every protocol that sends something."""
-    for b in PERIODS:
+    for b in scope.pick(PERIODS, PERIODS[::3]):
         yield f"b = {b}", periodic(b)
-    for delta in THRESHOLDS:
+    for delta in scope.pick(THRESHOLDS, THRESHOLDS[::2]):
         yield f"Δ = {delta:g}", dynamic(delta)
         yield f"total, Δ = {delta:g}", dynamic(delta, **TOTAL)
-        yield f"all, Δ = {delta:g}", dynamic(delta, augmentation="all")
-    for fraction in FRACTIONS:
+        if not scope.quick:
+            yield f"all, Δ = {delta:g}", dynamic(delta, augmentation="all")
+    for fraction in scope.pick(FRACTIONS, FRACTIONS[:1]):
         yield f"FedAvg, C = {fraction:g}", periodic(5, fraction=fraction)
 
 
@@ -53,10 +54,13 @@ def _grid(scope: Scope) -> list[Cell]:
     for title, experiment, drifts in STREAMS:
         more = [f"experiment={experiment}"]
         more += data_of(scope) if experiment != "graphical_drift" else ()
+        if scope.quick and experiment == "mnist_cnn":
+            # A round of the large network takes as long as six of the others.
+            more += ["rounds=20", "evaluate_every=20"]
         if scope.quick and drifts:
             # Still with one drift, so that something is seen.
-            more.append("stream.drift.rounds=[101]")
-        own = [stream_cell(title, method, words, *more) for method, words in protocols()]
+            more.append("stream.drift.rounds=[51]")
+        own = [stream_cell(title, method, words, *more) for method, words in protocols(scope)]
         own += alone(title, *more)
         cells += [replace(cell, reads=(*READS, BURST)) if drifts else cell for cell in own]
     return cells
@@ -72,7 +76,7 @@ REPRODUCTIONS = (
         draw=protocol_figures.frontier_panels,
         seeds=1,
         minutes=200,
-        quick=("rounds=200", "evaluate_every=200"),
+        quick=("rounds=120", "evaluate_every=120"),
         derive=compare_with_periodic,
         scaled="Our own grid of settings; the paper's figures have experiments of their own.",
     ),

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from simulations.command_line import UsageError
 from simulations.report.figures import save
-from simulations.report.tables import TextTable, markdown_table
 from simulations.reproduce.catalogue import PAPERS
-from simulations.reproduce.papers.comparison import (
-    about_lines,
-    comparison_table,
-    print_comparison,
-    write_findings_csv,
-)
-from simulations.reproduce.papers.explanations import explain
-from simulations.reproduce.papers.findings import Findings, compare
+from simulations.reproduce.papers.claims import CLAIMS
+from simulations.reproduce.papers.comparison import print_comparison, write_findings_csv
+from simulations.reproduce.papers.findings import Findings
+from simulations.reproduce.papers.page_overview import overview
+from simulations.reproduce.papers.page_sections import claims_section, experiment_section
 from simulations.reproduce.papers.spec import Reproduction
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -28,12 +23,21 @@ MEASURED = Path(__file__).with_name("measured")
 
 _TITLE = """# The papers' tables and figures, beside ours
 
-Written by `python -m simulations.reproduce --page` from the files in
-`simulations/reproduce/papers/measured`; not to be edited. Each section is one command,
-`python -m simulations.reproduce NAME`; `--quick` takes minutes. Mean ± sample standard deviation
-over seeds; \\* marks a difference of more than twice the joint spread of the paper and ours, which
-is then explained. Methods that the paper does not have stand in the same table: cones, ensembles
-and merging methods of others, under identical conditions.
+Which tables and figures come out again, which do not, and why. Every row has its command, which
+gives the same numbers on a machine of your own; with `--quick` it takes minutes, and
+`python -m simulations.reproduce all` runs whatever is missing. Written by
+`python -m simulations.reproduce --page` from the files in `simulations/reproduce/papers/measured`;
+not to be edited.
+
+[What we found about the papers' claims](#what-we-found-about-the-papers-claims) ·
+[every experiment, with all numbers](#every-experiment)
+"""
+
+_DETAILS = """## Every experiment
+
+Mean ± sample standard deviation over seeds; \\* marks a difference of more than twice the joint
+spread of the paper and ours; KB up are those of a node. *Whose* tells the paper's own methods,
+ours, and rivals: merging methods and classifiers of others under identical conditions.
 """
 
 
@@ -57,14 +61,25 @@ def show_kept(reproduction: Reproduction, console: Console) -> None:
     print_comparison(Findings.from_json(path.read_text()), reproduction, console)
 
 
+def kept_findings(folder: Path) -> dict[str, Findings]:
+    """Return what full runs gave, by name: those of the catalogue first, in its order."""
+    found = {path.stem: Findings.from_json(path.read_text()) for path in folder.glob("*.json")}
+    order = [*(name for name in PAPERS if name in found), *sorted(set(found) - set(PAPERS))]
+    return {name: found[name] for name in order}
+
+
 def write_results() -> Path:
     """Write the page and its pictures, and a CSV file beside the findings that are there."""
     pictures = DOCS / "results"
     pictures.mkdir(parents=True, exist_ok=True)
-    for path in sorted(MEASURED.glob("*.json")):
-        found = Findings.from_json(path.read_text())
-        save(PAPERS[found.name].draw(found), pictures / f"{path.stem}.png")
-        write_findings_csv(found, path.with_suffix(".csv"))
+    kept = kept_findings(MEASURED)
+    for name, found in kept.items():
+        write_findings_csv(found, MEASURED / f"{name}.csv")
+        if name in PAPERS:
+            save(PAPERS[name].draw(found), pictures / f"{name}.png")
+    for claim in CLAIMS:
+        if claim.reads in kept:
+            save(claim.draw(kept[claim.reads]), pictures / claim.picture)
     path = DOCS / "results.md"
     path.write_text(render(MEASURED))
     return path
@@ -72,11 +87,10 @@ def write_results() -> Path:
 
 def render(folder: Path) -> str:
     """Return the page as text."""
-    known = [name for name in PAPERS if (folder / f"{name}.json").exists()]
-    parts = [_TITLE, _overview(known, folder)]
-    for name in known:
-        parts.append(_section(name, Findings.from_json((folder / f"{name}.json").read_text())))
-    missing = [name for name in PAPERS if name not in known]
+    kept = kept_findings(folder)
+    parts = [_TITLE, overview(kept), claims_section(kept), _DETAILS]
+    parts += [experiment_section(PAPERS[name], kept[name]) for name in kept if name in PAPERS]
+    missing = [name for name in PAPERS if name not in kept]
     if missing:
         parts.append("## Not run in full\n\n" + "".join(f"- {_named(name)}\n" for name in missing))
     return "\n".join(parts)
@@ -85,30 +99,3 @@ def render(folder: Path) -> str:
 def _named(name: str) -> str:
     each = PAPERS[name]
     return f"`{name}`: {each.paper}, {each.where}. {each.about}"
-
-
-def _overview(names: Sequence[str], folder: Path) -> str:
-    rows = []
-    for name in names:
-        found = Findings.from_json((folder / f"{name}.json").read_text())
-        compared = [line for line in compare(found) if line.difference is not None]
-        notable = sum(line.notable for line in compared)
-        paper = f"{PAPERS[name].paper}, {PAPERS[name].where}"
-        rows.append((f"[`{name}`](#{name})", paper, str(len(compared)), str(notable)))
-    headings = ("experiment", "paper", "numbers compared", "beyond twice the spread")
-    return "\n".join(markdown_table(TextTable.of(headings, rows))) + "\n"
-
-
-def _section(name: str, found: Findings) -> str:
-    reproduction = PAPERS[name]
-    lines = [f"## {name}", "", f"**{reproduction.paper}, {reproduction.where}.**"]
-    lines += [" ".join(about_lines(found, reproduction)), ""]
-    lines += [f"![{reproduction.where}](results/{name}.png)", ""]
-    notes = explain(found)
-    if notes:
-        lines += ["Differences:", "", *(f"- {note}" for note in notes), ""]
-    if found.failures:
-        lines += ["Runs that failed:", "", *(f"- {each}" for each in found.failures), ""]
-    lines += ["<details><summary>All numbers</summary>", ""]
-    lines += markdown_table(comparison_table(found))
-    return "\n".join([*lines, "", "</details>", ""])

@@ -69,6 +69,8 @@ class _Outcome:
     failures: list[str]
     timelines: list[Timeline]
     runs: list[DoneRun] = field(default_factory=list)
+    # What the runs took, whenever they were made.
+    seconds: float = 0.0
 
 
 def reproduce(reproduction: Reproduction, options: Options, console: Console) -> Findings:
@@ -113,7 +115,10 @@ def reproduce(reproduction: Reproduction, options: Options, console: Console) ->
     )
     if reproduction.derive is not None:
         reproduction.derive(found)
-    found.made = provenance(time.perf_counter() - started)
+    # Of an experiment that was interrupted, or shares runs with others, only the end is seen here.
+    whole = sum(outcome.seconds for outcome in outcomes) / min(workers, len(jobs))
+    found.made = provenance(max(time.perf_counter() - started, whole))
+    found.made["jobs"] = workers
     if options.lockstep:
         found.made["backend"] = "lockstep"
     return found
@@ -221,6 +226,7 @@ def _work(job: _Job) -> _Outcome:
     failures: list[str] = []
     timelines: list[Timeline] = []
     runs: list[DoneRun] = []
+    seconds = 0.0
     quiet = Console(quiet=True)
     with remember_training(folder=job.runs.parent / TRAINED):
         for cell, overrides in zip(job.cells, job.overrides, strict=True):
@@ -240,9 +246,10 @@ def _work(job: _Job) -> _Outcome:
                 for name in cell.reads
             ]
             runs.append(DoneRun(cell, folder))
+            seconds += float(result.get("seconds", 0.0))
             if cell.timeline and job.seed == 0:
                 timelines.append(_timeline(cell, folder))
-    return _Outcome(parts, failures, timelines, runs)
+    return _Outcome(parts, failures, timelines, runs, seconds)
 
 
 def in_lockstep(config: RunConfig) -> RunConfig:

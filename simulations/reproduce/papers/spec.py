@@ -135,6 +135,8 @@ class Reproduction:
         gets the runs, the `Scope` and the number of processes, returns findings of one seed.
     has_stand_in : bool
         Whether the bundled digits can take the place of its data.
+    quick_minutes : float, optional
+        What the quick version takes with the real data, in minutes of one processor; measured.
     """
 
     name: str
@@ -150,6 +152,12 @@ class Reproduction:
     scaled: str = ""
     judge: Callable[[Sequence[DoneRun], Scope, int], list[Finding]] | None = None
     has_stand_in: bool = True
+    quick_minutes: float | None = None
+
+    @property
+    def in_processes(self) -> bool:
+        """Whether its runs are shared out among processes, and its findings can be published."""
+        return True
 
     def seeds_of(self, options: Options) -> range:
         """Return the seeds that are asked for."""

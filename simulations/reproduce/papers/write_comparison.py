@@ -8,9 +8,11 @@ from rich.console import Console
 
 from simulations.command_line import program
 from simulations.report.figures import save
+from simulations.reproduce.catalogue import PAPERS
 from simulations.reproduce.entry import Options
+from simulations.reproduce.estimates import estimate_here, in_words
 from simulations.reproduce.papers import comparison
-from simulations.reproduce.papers.runner import JOBS, reproduce
+from simulations.reproduce.papers.runner import reproduce
 from simulations.reproduce.papers.spec import Reproduction, Scope
 
 
@@ -41,14 +43,13 @@ def run_and_write(reproduction: Reproduction, options: Options, console: Console
 def _announce(reproduction: Reproduction, options: Options, console: Console) -> None:
     cells = len(reproduction.cells(Scope.of(options)))
     seeds = len(reproduction.seeds_of(options))
-    jobs = options.jobs or JOBS
-    minutes = reproduction.minutes * seeds / reproduction.seeds * 2 / min(2, jobs)
-    length = (
-        "at most five minutes" if options.quick else f"about {minutes:.0f} minutes on two cores"
-    )
+    estimate = estimate_here(options.output, PAPERS.values())
+    length = f"{in_words(estimate.minutes(reproduction, options))}: {estimate}"
+    if options.dataset:
+        length = "much shorter than with the paper's data"
     console.print(
         f"[bold]{reproduction.name}[/bold]: {reproduction.paper}, {reproduction.where}; "
-        f"{cells * seeds} runs, {length} (finished ones are not repeated)."
+        f"{cells * seeds} runs, {length}. Finished ones are not repeated."
     )
 
 

@@ -33,6 +33,8 @@ class Study:
     module : str
         What holds ``run(overrides, output, console)``; by default the module of this name in
         `simulations.reproduce.studies`.
+    quick_minutes : float, optional
+        What the quick version takes with its own data set, on one processor; measured.
     """
 
     name: str
@@ -42,6 +44,12 @@ class Study:
     quick: tuple[str, ...] = ()
     where: str = ""
     module: str = ""
+    quick_minutes: float | None = None
+
+    @property
+    def in_processes(self) -> bool:
+        """A study works in the process that it is called in."""
+        return False
 
     @property
     def paper(self) -> str:
