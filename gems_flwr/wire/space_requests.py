@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from gems_flwr.moments.class_sums import ClassSums
     from gems_flwr.moments.private_release import PrivateRelease
     from gems_flwr.moments.small_means import MeanRule
-    from gems_flwr.radii.fisher_axes import Labels
     from gems_flwr.radii.layer_data import LayerData
     from gems_flwr.samples import Samples
     from gems_flwr.spaces.ball import BallSpace
@@ -500,7 +499,7 @@ class Ellipsoid(Centered):
 
     floor: float = 0.1
     damping: float = 1e-5
-    labels: Labels = "exact"
+    labels: Literal["exact", "sampled"] = "exact"
     fisher_samples: int | None = None
     curve: bool = False
 
