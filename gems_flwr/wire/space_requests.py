@@ -533,8 +533,15 @@ class Ellipsoid(Centered):
 
         quality = Quality(self.epsilon, self.measure)
         fisher = linear_fisher(data, self.labels, search["seed"], self.fisher_samples)
-        shape = {"fisher": fisher, "floor": self.floor, "damping": self.damping}
-        space = build_ellipsoid(data, quality, self.radius, **shape, **search)
+        space = build_ellipsoid(
+            data,
+            quality,
+            self.radius,
+            fisher=fisher,
+            floor=self.floor,
+            damping=self.damping,
+            **search,
+        )
         axes = space.radii.astype(np.float64) / space.radius.value
         return space, dataclasses.replace(data, axes=torch.from_numpy(axes).to(data.weight))
 

@@ -78,7 +78,8 @@ def test_the_output_layer_alone_is_trained_for_its_own_number_of_epochs():
 
 
 @pytest.mark.parametrize(
-    ("start", "drawn", "same"), [("zero", False, True), ("common", True, True), ("own", True, False)]
+    ("start", "drawn", "same"),
+    [("zero", False, True), ("common", True, True), ("own", True, False)],
 )
 def test_the_output_layer_starts_where_it_is_told_to(start, drawn, same):
     """Steps of 1e-12 leave it there; drawn weights have the released code's deviation of 0.05."""
@@ -106,9 +107,12 @@ def test_a_run_that_starts_from_zero_keeps_its_name():
         compose_config(["strategy=gems_layerwise", "model=mlp", *more])
         for more in ([], ["train.output_start=common"])
     )
-    assert plain.fingerprint() == dataclasses.replace(
-        plain, train={k: v for k, v in plain.train.items() if k != "output_start"}
-    ).fingerprint()
+    assert (
+        plain.fingerprint()
+        == dataclasses.replace(
+            plain, train={k: v for k, v in plain.train.items() if k != "output_start"}
+        ).fingerprint()
+    )
     assert plain.fingerprint() != common.fingerprint()
 
 

@@ -74,9 +74,7 @@ TEXTS = [
     ),
     (
         Gems(
-            space=Ellipsoid(
-                epsilon=0.5, floor=0.5, damping=0, directions=20, dp_seeded=True
-            ),
+            space=Ellipsoid(epsilon=0.5, floor=0.5, damping=0, directions=20, dp_seeded=True),
             on_empty="relax",
         ),
         f'{AXES}, "directions": 20, "floor": 0.5, "curve": true, "dp_seeded": true}}',
