@@ -1,0 +1,156 @@
+"""Claims about GEMS 2019: sentences and pictures come from findings; some runs are made again."""
+
+from dataclasses import replace
+
+import pytest
+
+from simulations.command_line import UsageError
+from simulations.reproduce.catalogue import PAPERS
+from simulations.reproduce.papers import gems2019_checks, run_again
+from simulations.reproduce.papers.findings import Finding, Findings
+from simulations.reproduce.papers.gems2019_claims import (
+    CLAIMS,
+    draw_output_layers,
+    found_average,
+    found_output_layers,
+    found_radii,
+    found_tuning,
+)
+from simulations.reproduce.papers.spec import Scope
+
+MADE = {"commit": "abc", "date": "2026-01-01", "minutes": 1.0}
+
+
+def findings(name, *parts, **made):
+    return Findings(name, False, False, [0, 1], list(parts), made=MADE | made)
+
+
+def averages(epsilon, method, values, is_average, empty):
+    setting = f"MNIST, 5 nodes, ε = {epsilon:g}"
+    return [
+        Finding(setting, method, quantity, numbers, x=epsilon)
+        for quantity, numbers in (
+            ("accuracy", values),
+            ("is average", is_average),
+            ("empty", empty),
+        )
+    ]
+
+
+def test_the_first_epsilon_at_which_one_seed_is_not_the_average_is_named():
+    found = findings(
+        "gems2019_epsilons",
+        *averages(0.4, "GEMS ball", [0.4, 0.42], [1, 1], [0, 0]),
+        *averages(0.7, "GEMS ball", [0.3, 0.42], [0, 1], [0, 0]),
+        *averages(0.9, "GEMS ball", [0.2, 0.22], [0, 0], [1, 1]),
+    )
+    text = found_average(found)
+    assert "in all 2 seeds, up to ε = 0.4; at ε = 0.7 it is not, and has 0.360 ± 0.085" in text
+    assert text.endswith("no common model from ε = 0.9 on.")
+
+
+def radii():
+    setting = "MNIST, 5 nodes, ε = 0.4"
+    parts = [Finding(setting, "radii worst", "empty", [1, 1])]
+    for node in range(5):
+        parts += [
+            Finding(setting, "radii sampled", f"radius of node {node}", [40.0, 60.0]),
+            Finding(setting, "radii worst", f"radius of node {node}", [2.0, 2.0]),
+            Finding(setting, "radii sampled", f"accuracy of node {node}", [0.1 * node, 0.9]),
+        ]
+    found = findings("gems2019_radii", *parts)
+    PAPERS["gems2019_radii"].derive(found)
+    return found
+
+
+def test_radii_are_compared_node_by_node_and_seed_by_seed():
+    """40 and 60 beside 2: 20 and 30 times, 25 on average; 0, .1, .2, .3 are below .4."""
+    text = found_radii(radii())
+    assert "are 20 to 30 times" in text
+    assert "(mean 25)" in text
+    assert "of 10 nodes, which were all promised 0.4, 4 get less, the worst 0.000" in text
+    assert "no common model, which is proved" in text
+
+
+def test_the_gain_of_tuning_is_told_beside_the_papers():
+    gain = "gain with 100 samples"
+    found = findings(
+        "gems2019_tuning",
+        Finding("all, as released", "over raw", gain, [0.1, 0.2]),
+        Finding("all, equal rates of 0.01", "over raw", gain, [0.05, 0.05]),
+    )
+    text = found_tuning(found)
+    assert "0.150 ± 0.071 as released, 0.050 ± 0.000 at equal rates of 0.01" in text
+    assert "the paper: 0.226" in text
+
+
+def examples(name):
+    if name == "gems2019_radii":
+        return radii()
+    if name == "gems2019_epsilons":
+        parts = averages(0.4, "GEMS ball", [0.4, 0.42], [1, 1], [0, 0])
+        return findings(name, *parts, *averages(0.9, "GEMS ball", [0.3, 0.2], [0, 0], [1, 1]))
+    gain = "gain with 100 samples"
+    return findings(name, Finding("all, as released", "over raw", gain, [0.1, 0.2]))
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
+def test_a_claim_reads_an_experiment_and_has_a_picture(claim):
+    assert claim.experiment in PAPERS
+    found = examples(claim.experiment)
+    assert claim.found(found).endswith(".")
+    assert claim.draw(found).axes
+
+
+def test_output_layers_are_listed_and_drawn():
+    setting, (first, second, *_) = "CIFAR-10, 5 nodes", gems2019_checks.OUTPUTS
+    found = findings(
+        "gems2019_output_layer",
+        Finding(setting, first, "accuracy", [0.4, 0.44]),
+        Finding(setting, second, "accuracy", [0.2, 0.2]),
+    )
+    assert found_output_layers(found).startswith(f"{setting}: {first} 0.420 ± 0.028, {second} 0.2")
+    assert draw_output_layers(found).axes
+
+
+# --- running some of an experiment again --------------------------------------------------------
+
+
+def test_what_is_run_again_takes_its_place_and_the_rest_stays():
+    whole = PAPERS["gems2019_tuning"]
+    settings = list(dict.fromkeys(each.setting for each in whole.cells(Scope())))
+    method = "GEMS, rate 0.01"
+    old = [
+        Finding(setting, name, "accuracy", [value, value])
+        for setting in settings[:2]
+        for name, value in ((method, 0.5), ("raw, rate 0.01", 0.3), ("raw, rate 0.001", 0.2))
+    ]
+    kept = findings(whole.name, *old)
+    whole.derive(kept)
+    new = findings(whole.name, Finding(settings[0], method, "accuracy", [0.7, 0.8]), commit="def")
+    joined = run_again.join(whole, kept, new, {"only": "GEMS"})
+    assert joined.get(settings[0], method, "accuracy").by_seed == [0.7, 0.8]
+    assert joined.get(settings[1], method, "accuracy").by_seed == [0.5, 0.5]
+    assert joined.get(settings[0], "raw, rate 0.01", "accuracy").by_seed == [0.3, 0.3]
+    # Derived anew, and once: .7 − .2 and .8 − .2 where .5 − .2 was.
+    gains = [f for f in joined.findings if f.method == "over raw" and f.setting.endswith("leased")]
+    assert len(gains) == 1
+    assert gains[0].by_seed == pytest.approx([0.5, 0.6])
+    assert joined.made["again"] == [{"only": "GEMS"} | MADE | {"commit": "def"}]
+    assert joined.made["commit"] == "abc"
+
+
+def test_runs_that_are_not_kept_or_of_other_seeds_are_refused():
+    whole = PAPERS["gems2019_convex"]
+    cell = whole.cells(Scope())[0]
+    kept = findings(whole.name, Finding(cell.setting, cell.method, "accuracy", [1.0, 1.0]))
+    other = findings(whole.name, Finding("Mars", cell.method, "accuracy", [1.0, 1.0]))
+    with pytest.raises(UsageError, match="not among what is kept"):
+        run_again.join(whole, kept, other, {})
+    with pytest.raises(UsageError, match="run the whole"):
+        run_again.join(whole, kept, replace(kept, seeds=[0]), {})
+    with pytest.raises(UsageError, match="no runs of gems2019_convex match"):
+        run_again.only(whole, "GEMS", "Mars")
+    some = run_again.only(whole, "^GEMS ellipsoid", "HAM").cells(Scope())
+    assert {each.setting.split(",")[0] for each in some} == {"HAM10000"}
+    assert {each.method for each in some} == {"GEMS ellipsoid", "GEMS ellipsoid, tuned"}
