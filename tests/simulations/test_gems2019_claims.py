@@ -11,8 +11,10 @@ from simulations.reproduce.papers.findings import Finding, Findings
 from simulations.reproduce.papers.gems2019_claims import (
     CLAIMS,
     draw_output_layers,
+    draw_points,
     found_average,
     found_output_layers,
+    found_points,
     found_radii,
     found_tuning,
 )
@@ -102,6 +104,22 @@ def test_a_claim_reads_an_experiment_and_has_a_picture(claim):
     assert claim.draw(found).axes
 
 
+def test_points_of_ellipsoids_are_told_and_drawn_beside_the_papers():
+    setting, base = "HAM10000, 5 nodes", "balanced accuracy"
+    found = findings(
+        "gems2019_ellipsoids",
+        Finding(setting, "GEMS ellipsoid", base, [0.4, 0.5]),
+        Finding(setting, "GEMS ellipsoid", f"{base} of the average", [0.2, 0.2]),
+        Finding(setting, "GEMS ellipsoid", f"{base} by descent on Eq. 2", [0.3, 0.3]),
+        Finding(setting, "GEMS ellipsoid", "largest level of the average", [1.5, 1.7]),
+    )
+    text = found_points(found)
+    assert "average 0.200 ± 0.000, ours 0.450 ± 0.071, released descent 0.300 ± 0.000" in text
+    assert "(level of the average 1.60)" in text
+    (axes,) = draw_points(found).axes
+    assert {"paper: average", "paper: GEMS"} <= set(axes.get_legend_handles_labels()[1])
+
+
 def test_output_layers_are_listed_and_drawn():
     setting, (first, second, *_) = "CIFAR-10, 5 nodes", gems2019_checks.OUTPUTS
     found = findings(
@@ -136,7 +154,7 @@ def test_what_is_run_again_takes_its_place_and_the_rest_stays():
     gains = [f for f in joined.findings if f.method == "over raw" and f.setting.endswith("leased")]
     assert len(gains) == 1
     assert gains[0].by_seed == pytest.approx([0.5, 0.6])
-    assert joined.made["again"] == [{"only": "GEMS"} | MADE | {"commit": "def"}]
+    assert joined.made["again"] == [{"only": "GEMS", "seeds": 2} | MADE | {"commit": "def"}]
     assert joined.made["commit"] == "abc"
 
 
@@ -148,7 +166,11 @@ def test_runs_that_are_not_kept_or_of_other_seeds_are_refused():
     with pytest.raises(UsageError, match="not among what is kept"):
         run_again.join(whole, kept, other, {})
     with pytest.raises(UsageError, match="run the whole"):
-        run_again.join(whole, kept, replace(kept, seeds=[0]), {})
+        run_again.join(whole, kept, replace(kept, seeds=[1]), {})
+    fewer = findings(whole.name, Finding(cell.setting, cell.method, "accuracy", [0.5]))
+    joined = run_again.join(whole, kept, replace(fewer, seeds=[0]), {})
+    assert joined.findings[0].by_seed == [0.5]
+    assert joined.made["again"][0]["seeds"] == 1
     with pytest.raises(UsageError, match="no runs of gems2019_convex match"):
         run_again.only(whole, "GEMS", "Mars")
     some = run_again.only(whole, "^GEMS ellipsoid", "HAM").cells(Scope())

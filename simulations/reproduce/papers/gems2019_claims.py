@@ -22,7 +22,7 @@ from simulations.report.figures import (
     new_figure,
     write_heading,
 )
-from simulations.reproduce.papers.findings import Finding, Findings, compare
+from simulations.reproduce.papers.findings import Finding, Findings, compare, published
 
 
 class Claim(NamedTuple):
@@ -200,8 +200,8 @@ def found_tuning(found: Findings) -> str:
         for line in compare(found)
         if line.published is not None
     }
-    published = known.get(("all, as released", "over raw"))
-    paper = "" if published is None else f" (the paper: {published:.3f})"
+    theirs = known.get(("all, as released", "over raw"))
+    paper = "" if theirs is None else f" (the paper: {theirs:.3f})"
     return (
         f"With 100 public samples fine-tuned GEMS gains {', '.join(texts)} over training on the "
         f"public sample alone{paper}, averaged over data sets and models."
@@ -244,6 +244,72 @@ def draw_tuning(found: Findings) -> Figure:
         axes, "Fine-tuning with 100 samples", _subtitle(found, "mean over data sets and models")
     )
     legend_below(figure, axes, columns=4, fontsize=9)
+    return figure
+
+
+_POINTS = {"of the average": "average", "": "ours", "by descent on Eq. 2": "released descent"}
+
+
+def _points(found: Findings, setting: str) -> dict[str, Finding]:
+    own = {f.quantity: f for f in found.findings if f.setting == setting and f.values}
+    base = next(q for q in own if q.endswith("accuracy"))
+    return {
+        name: own[f"{base} {what}".strip()]
+        for what, name in _POINTS.items()
+        if f"{base} {what}".strip() in own
+    }
+
+
+def found_points(found: Findings) -> str:
+    """Say what the points of the ellipsoids give, setting by setting."""
+    parts = []
+    for setting in found.settings():
+        texts = [f"{name} {_figure(each)}" for name, each in _points(found, setting).items()]
+        level = next(f for f in found.of("largest level of the average") if f.setting == setting)
+        parts.append(f"{setting}: {', '.join(texts)} (level of the average {level.mean:.2f})")
+    return "; ".join(parts) + ". A level above 1 is outside of a node's ellipsoid."
+
+
+def draw_points(found: Findings) -> Figure:
+    """Draw what the average, our point and the released descent give, with the paper's two."""
+    settings = found.settings()
+    figure = new_figure(0.5 * len(settings) + 1.6)
+    axes = figure.subplots()
+    for index, name in enumerate(_POINTS.values()):
+        own = [(-i, _points(found, s).get(name)) for i, s in enumerate(settings)]
+        known = [(place, each) for place, each in own if each is not None]
+        draw_means(
+            axes,
+            [each.mean for _, each in known],
+            [place - (index - 1) * 0.2 for place, _ in known],
+            [each.sd or 0.0 for _, each in known],
+            colour=COLOURS[index],
+            marker=MARKERS[index],
+            label=name,
+            line="none",
+            along_x=True,
+        )
+    tables = published("gems2019_convex")
+    for method, marker in (("Averaged", "<"), ("GEMS ellipsoid", ">")):
+        theirs = [
+            (known.mean, -float(settings.index(setting)) + 0.38)
+            for (setting, of, _), known in tables.items()
+            if of == method and setting in settings
+        ]
+        if theirs:
+            axes.plot(
+                *zip(*theirs, strict=True),
+                marker,
+                color=SOFT,
+                markerfacecolor="white",
+                label=f"paper: {'average' if method == 'Averaged' else 'GEMS'}",
+            )
+    axes.set_yticks([-float(i) for i in range(len(settings))], settings)
+    axes.set_xlabel("test accuracy (HAM10000: balanced)")
+    axes.set_xlim(0, None)
+    add_grid(axes)
+    write_heading(axes, "Which point of the ellipsoids", _subtitle(found, "at the paper's ε"))
+    legend_below(figure, axes, columns=3, fontsize=9)
     return figure
 
 

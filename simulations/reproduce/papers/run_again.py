@@ -34,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("name", choices=sorted(PAPERS))
     parser.add_argument("--only", required=True, metavar="REGEX", help="which methods")
     parser.add_argument("--settings", default="", metavar="REGEX", help="in which settings")
+    parser.add_argument("--seeds", type=count, metavar="N", help="fewer than were kept")
     parser.add_argument("--output", type=Path, default=Path("runs", "reproduce"), metavar="DIR")
     parser.add_argument("--jobs", type=count, metavar="N", help="processes side by side")
     parser.add_argument("--publish", action="store_true", help="write what the page is made from")
@@ -48,7 +49,7 @@ def _act(asked: argparse.Namespace, options: Options, console: Console) -> int:
         raise UsageError(f"nothing of {asked.name} is kept: run the whole")
     whole, kept = PAPERS[asked.name], Findings.from_json(path.read_text())
     part = only(whole, asked.only, asked.settings)
-    options = dataclasses.replace(options, seeds=len(kept.seeds))
+    options = dataclasses.replace(options, seeds=asked.seeds or len(kept.seeds))
     found = reproduce(part, options, console)
     joined = join(whole, kept, found, {"only": asked.only, "settings": asked.settings})
     print_comparison(joined, whole, console)
@@ -89,7 +90,7 @@ def join(
     which : mapping
         What was asked for, to be kept beside the findings.
     """
-    if kept.seeds != found.seeds:
+    if found.seeds != kept.seeds[: len(found.seeds)]:
         raise UsageError(f"kept are seeds {kept.seeds}, new are {found.seeds}: run the whole")
     new = {(each.setting, each.method, each.quantity): each for each in found.findings}
     known = {(each.setting, each.method) for each in whole.cells(Scope())}
@@ -99,7 +100,9 @@ def join(
     if missing := [key for key in new if key not in places]:
         raise UsageError(f"not among what is kept: {missing[0]}: run the whole")
     findings = [new.get((each.setting, each.method, each.quantity), each) for each in old]
-    again = {**which} | {key: found.made[key] for key in ("commit", "date", "minutes")}
+    again = {**which, "seeds": len(found.seeds)} | {
+        key: found.made[key] for key in ("commit", "date", "minutes")
+    }
     made = kept.made | {"again": [*kept.made.get("again", []), again]}
     joined = dataclasses.replace(kept, findings=findings, made=made)
     if whole.derive is not None:
