@@ -382,7 +382,7 @@ CLAIMS = (
     ),
     Claim(
         "tuning",
-        "Most of the gain of fine-tuned GEMS over raw training is the learning rate",
+        "The gain of fine-tuned GEMS over raw training shrinks at equal learning rates",
         "gems2019_tuning",
         found_tuning,
         draw_tuning,
