@@ -1,11 +1,15 @@
 """Claims about GEMS 2019: sentences and pictures come from findings; some runs are made again."""
 
+import json
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from simulations.command_line import UsageError
+from simulations.config import compose_config
 from simulations.reproduce.catalogue import PAPERS
+from simulations.reproduce.entry import Options
 from simulations.reproduce.papers import gems2019_checks, run_again
 from simulations.reproduce.papers.findings import Finding, Findings
 from simulations.reproduce.papers.gems2019_claims import (
@@ -18,7 +22,12 @@ from simulations.reproduce.papers.gems2019_claims import (
     found_radii,
     found_tuning,
 )
+from simulations.reproduce.papers.runner import reproduce
+from simulations.reproduce.papers.space_sweep import config_of
 from simulations.reproduce.papers.spec import Scope
+from simulations.run import run
+
+QUIET = Console(quiet=True)
 
 MADE = {"commit": "abc", "date": "2026-01-01", "minutes": 1.0}
 
@@ -41,7 +50,7 @@ def averages(epsilon, method, values, is_average, empty):
 
 def test_the_first_epsilon_at_which_one_seed_is_not_the_average_is_named():
     found = findings(
-        "gems2019_epsilons",
+        "gems2019_spaces",
         *averages(0.4, "GEMS ball", [0.4, 0.42], [1, 1], [0, 0]),
         *averages(0.7, "GEMS ball", [0.3, 0.42], [0, 1], [0, 0]),
         *averages(0.9, "GEMS ball", [0.2, 0.22], [0, 0], [1, 1]),
@@ -60,8 +69,8 @@ def radii():
             Finding(setting, "radii worst", f"radius of node {node}", [2.0, 2.0]),
             Finding(setting, "radii sampled", f"accuracy of node {node}", [0.1 * node, 0.9]),
         ]
-    found = findings("gems2019_radii", *parts)
-    PAPERS["gems2019_radii"].derive(found)
+    found = findings("gems2019_spaces", *parts)
+    PAPERS["gems2019_spaces"].derive(found)
     return found
 
 
@@ -87,11 +96,10 @@ def test_the_gain_of_tuning_is_told_beside_the_papers():
 
 
 def examples(name):
-    if name == "gems2019_radii":
-        return radii()
-    if name == "gems2019_epsilons":
+    if name == "gems2019_spaces":
         parts = averages(0.4, "GEMS ball", [0.4, 0.42], [1, 1], [0, 0])
-        return findings(name, *parts, *averages(0.9, "GEMS ball", [0.3, 0.2], [0, 0], [1, 1]))
+        parts += averages(0.9, "GEMS ball", [0.3, 0.2], [0, 0], [1, 1])
+        return findings(name, *parts, *radii().findings)
     gain = "gain with 100 samples"
     return findings(name, Finding("all, as released", "over raw", gain, [0.1, 0.2]))
 
@@ -129,6 +137,49 @@ def test_output_layers_are_listed_and_drawn():
     )
     assert found_output_layers(found).startswith(f"{setting}: {first} 0.420 ± 0.028, {second} 0.2")
     assert draw_output_layers(found).axes
+
+
+def finished(name, folder):
+    options = Options(output=folder, dataset="digits", seeds=1, jobs=1)
+    return reproduce(PAPERS[name], options, QUIET)
+
+
+def test_swept_spaces_are_those_of_whole_runs(tmp_path):
+    """Radii at the run's own ε are the run's to the last bit, and so is the model."""
+    found = finished("gems2019_spaces", tmp_path)
+    assert found.failures == []
+    (path,) = tmp_path.glob("runs/*/*/result.json")
+    result = json.loads(path.read_text())
+    setting = "MNIST, 5 nodes, ε = 0.4"
+    for node, radius in result["details"]["radii"].items():
+        swept = found.get(setting, "radii sampled", f"radius of node {node}")
+        assert swept.values == [radius["value"]]
+    swept = found.get(setting, "GEMS ball", "accuracy")
+    assert swept.values == [pytest.approx(result["accuracy"], abs=1e-9)]
+    assert found.get(setting, "GEMS ball", "is average").values == [1.0]
+    config = config_of(path.parent)
+    words = ["strategy=gems", "strategy/space=ellipsoid", "strategy.space.labels=sampled"]
+    words += ["strategy.space.fisher_samples=200", "experiment=gems2019_convex", "dataset=digits"]
+    other = run(compose_config([*words, f"nodes={config.nodes}"]), tmp_path / "one", QUIET)
+    for node, radius in other["details"]["radii"].items():
+        swept = found.get(setting, "GEMS ellipsoid", f"radius of node {node}")
+        assert swept.values == [radius["value"]]
+    factor = found.get(setting, "sampled / worst", "radius of node 0")
+    assert factor.mean > 1
+
+
+def test_the_points_of_ellipsoids_come_from_the_spaces_that_runs_keep(tmp_path):
+    found = finished("gems2019_ellipsoids", tmp_path)
+    assert found.failures == []
+    for setting in found.settings():
+        level = found.get(setting, "GEMS ellipsoid", "largest level of the average").mean
+        is_average = found.get(setting, "GEMS ellipsoid", "is average").mean
+        assert (level <= 1) == bool(is_average)
+        if is_average:
+            points = [found.get(setting, "GEMS ellipsoid", "accuracy").mean]
+            for what in ("of the average", "by descent on Eq. 2"):
+                points.append(found.get(setting, "GEMS ellipsoid", f"accuracy {what}").mean)
+            assert max(points) == pytest.approx(min(points), abs=1e-9)
 
 
 # --- running some of an experiment again --------------------------------------------------------

@@ -7,24 +7,21 @@ that is in all spaces; the released code follows the gradient of Eq. 2.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from omegaconf import OmegaConf
 
 from gems_flwr import scoring
 from gems_flwr.intersect.equation2 import descend_levels
 from gems_flwr.spaces.ellipsoid import EllipsoidSpace
 from gems_flwr.spaces.output_layer import unflatten_linear
 from gems_flwr.spaces.space_files import load_space
-from simulations.config import RunConfig
 from simulations.data.examples import Dataset
 from simulations.experiment.experiment import Experiment
 from simulations.reproduce.papers.findings import Finding
+from simulations.reproduce.papers.space_sweep import config_of
 from simulations.reproduce.papers.spec import DoneRun, Scope
 
 LEVEL = "largest level of the average"
@@ -39,7 +36,7 @@ def judge_points(runs: Sequence[DoneRun], scope: Scope, jobs: int) -> list[Findi
     datasets: dict[str, Dataset] = {}
     parts = []
     for run in runs:
-        config = _config_of(run.folder)
+        config = config_of(run.folder)
         name = str(config.names["dataset"])
         # The test data are those of every number of nodes.
         if name not in datasets:
@@ -61,11 +58,6 @@ def judge_points(runs: Sequence[DoneRun], scope: Scope, jobs: int) -> list[Findi
         level = max(each.level(average) for each in spaces)
         parts.append(Finding(run.cell.setting, run.cell.method, LEVEL, [level]))
     return parts
-
-
-def _config_of(folder: Path) -> RunConfig:
-    values: Any = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
-    return RunConfig.from_json(json.dumps(values))
 
 
 def ellipsoids_of(folder: Path) -> list[EllipsoidSpace]:

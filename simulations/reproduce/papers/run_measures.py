@@ -92,16 +92,6 @@ def _mean_test_loss(_: Result, folder: Path) -> float | None:
     return fmean(known) if known else None
 
 
-def _of_node(section: str, node: int) -> Measure:
-    """Return what a result says of one node: its radius, or its accuracy if it was asked."""
-
-    def read(result: Result, _: Path) -> float | None:
-        value = (result["details"].get(section) or {}).get(str(node))
-        return _number(value["value"] if isinstance(value, Mapping) else value)
-
-    return read
-
-
 MEASURES: dict[str, Measure] = {
     "accuracy": lambda result, _: _number(result.get("accuracy")),
     "balanced accuracy": _detail("balanced_accuracy"),
@@ -110,8 +100,6 @@ MEASURES: dict[str, Measure] = {
     "hidden neurons": _hidden,
     "empty": lambda result, _: float(bool(result["details"]["empty"])),
     "is average": lambda result, _: float(bool(result["details"]["is_average"])),
-    **{f"radius of node {node}": _of_node("radii", node) for node in range(5)},
-    **{f"accuracy of node {node}": _of_node("node_scores", node) for node in range(5)},
     "loss per learner": _loss_per_learner,
     "models per learner": _models_per_learner,
     "MB in all": lambda result, _: (result["bytes_up"] + result["bytes_down"]) / 1e6,
