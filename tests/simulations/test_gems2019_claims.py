@@ -14,6 +14,7 @@ from simulations.reproduce.papers import gems2019_checks, run_again
 from simulations.reproduce.papers.findings import Finding, Findings
 from simulations.reproduce.papers.gems2019_claims import (
     CLAIMS,
+    draw_neuron_sizes,
     draw_output_layers,
     draw_points,
     found_average,
@@ -126,6 +127,15 @@ def test_points_of_ellipsoids_are_told_and_drawn_beside_the_papers():
     assert "(level of the average 1.60)" in text
     (axes,) = draw_points(found).axes
     assert {"paper: average", "paper: GEMS"} <= set(axes.get_legend_handles_labels()[1])
+
+
+def test_sizes_of_merged_layers_are_drawn_beside_the_papers():
+    cells = PAPERS["gems2019_neuron_sizes"].cells(Scope())
+    parts = [Finding(c.setting, c.method, "hidden neurons", [200, 210], x=c.x) for c in cells]
+    figure = draw_neuron_sizes(findings("gems2019_neuron_sizes", *parts))
+    assert len(figure.axes) == 2
+    for axes in figure.axes:
+        assert "paper" in axes.get_legend_handles_labels()[1]
 
 
 def test_output_layers_are_listed_and_drawn():

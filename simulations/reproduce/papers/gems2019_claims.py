@@ -365,6 +365,43 @@ def draw_output_layers(found: Findings) -> Figure:
     return figure
 
 
+def draw_neuron_sizes(found: Findings) -> Figure:
+    """Draw the neurons of merged layers against ε_j, with the paper's number as a line."""
+    titles = list(dict.fromkeys(f.setting.split(", ")[0] for f in found.findings))
+    figure = new_figure(3.2, width=3.4 * len(titles) + 0.6)
+    panels = figure.subplots(1, len(titles), squeeze=False)
+    sizes = published("gems2019_model_size")
+    for axes, title in zip(panels.flat, titles, strict=True):
+        own = [f for f in found.of("hidden neurons") if f.setting.startswith(title) and f.values]
+        own = sorted(own, key=lambda each: each.x or 0.0)
+        draw_means(
+            axes,
+            [f.x or 0.0 for f in own],
+            [f.mean for f in own],
+            [f.sd or 0.0 for f in own],
+            colour=COLOURS[0],
+            marker="o",
+            label="ours",
+        )
+        theirs = [
+            (each.x or 0.0, known.mean)
+            for each in own
+            for (setting, _, quantity), known in sizes.items()
+            if (setting, quantity) == (each.setting, "hidden neurons")
+        ]
+        if theirs:
+            look = {"color": SOFT, "markerfacecolor": "white", "label": "paper"}
+            axes.plot(*zip(*theirs, strict=True), "D", **look)
+        axes.set_xscale("log")
+        axes.set_xlabel("ε_j, allowed deviation of a neuron's output")
+        axes.set_ylim(0, None)
+        add_grid(axes)
+        write_heading(axes, title, own[0].setting.split(", ")[1] + ", 5 nodes")
+    panels[0, 0].set_ylabel("hidden neurons")
+    legend_below(figure, panels[0, 0], columns=2)
+    return figure
+
+
 def _figure(each: Finding) -> str:
     spread = "" if each.sd is None else f" ± {each.sd:.3f}"
     return f"{each.mean:.3f}{spread}"
