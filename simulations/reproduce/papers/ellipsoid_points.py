@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 
 from gems_flwr import scoring
 from gems_flwr.intersect.equation2 import descend_levels
@@ -43,7 +43,7 @@ def judge_points(runs: Sequence[DoneRun], scope: Scope, jobs: int) -> list[Findi
             datasets[name] = Experiment(config).dataset
         data = datasets[name]
         spaces = ellipsoids_of(run.folder)
-        average = np.mean([each.center for each in spaces], axis=0, dtype=np.float64)
+        average = np.stack([each.center for each in spaces]).astype(np.float64).mean(axis=0)
         found = {
             AVERAGE: average,
             DESCENT: descend_levels(spaces, steps=STEPS).point,
@@ -66,7 +66,7 @@ def ellipsoids_of(folder: Path) -> list[EllipsoidSpace]:
     return [each for each in spaces if isinstance(each, EllipsoidSpace)]
 
 
-def _score(point: NDArray[np.float64], data: Dataset, quantity: str) -> float:
+def _score(point: ArrayLike, data: Dataset, quantity: str) -> float:
     inputs = data.test.features.reshape(len(data.test), -1).astype(np.float64) * data.scale
     weight, bias = unflatten_linear(point, data.classes, inputs.shape[1])
     guesses = (inputs @ weight.T + bias).argmax(axis=1)

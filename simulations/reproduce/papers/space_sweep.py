@@ -126,7 +126,7 @@ def _intersected(
         long = [_radius(node.ellipsoid, epsilon) for node in nodes]
     except NotGoodEnoughError:
         return
-    spaces: dict[str, list[BallSpace] | list[EllipsoidSpace]] = {
+    spaces: dict[str, Sequence[BallSpace | EllipsoidSpace]] = {
         "GEMS ball": [BallSpace(n.layer.center, r) for n, r in zip(nodes, ball, strict=True)],
         "GEMS ellipsoid": [
             EllipsoidSpace(n.layer.center, (n.axes * r.value).astype(np.float32), r)
