@@ -206,6 +206,8 @@ class RunConfig:
             del values["strategy"]["budget_bytes"]
         if values["strategy"].get("compress") == "float32":
             del values["strategy"]["compress"]
+        if values["train"].get("output_start") == "zero":
+            values["train"] = {k: v for k, v in values["train"].items() if k != "output_start"}
         if self.evaluate_on != "validation":
             # Likewise.
             del values["evaluate_on"]

@@ -97,7 +97,8 @@ def _as_before(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_said(key: str, value: Any) -> bool:
     """Return whether an option of a space is older than its name, or set."""
-    return key != "sketch" or value is not None
+    later = {"sketch": None, "damping": 0, "labels": "exact", "fisher_samples": None}
+    return key not in later or bool(later[key] != value)
 
 
 def _own(node: Mapping[str, Any]) -> dict[str, Any]:

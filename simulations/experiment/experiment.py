@@ -536,6 +536,10 @@ class NodeTask(Task):
             start_afresh(model, experiment.new_model("node", self._name, server_round), seed)
         subclasses = experiment.config.train_options.subclasses
         if FROZEN_LAYERS in config and not features_only:
+            start = experiment.config.train_options.output_start
+            if start != "zero":
+                whose = (self._name,) if start == "own" else ()
+                draw_output(model, derive_seed(experiment.config.seed, "output start", *whose))
             return Report(len(share), experiment.fit_output(model, share, seed))
         if not features_only or subclasses == 1:
             mu = float(config.get(PROXIMAL_MU, 0.0))
@@ -583,6 +587,20 @@ class NodeTask(Task):
         if self._experiment.config.names["strategy"] != "global":
             raise PermissionError("only strategy=global may ask for raw data")
         return self._share.train.features, self._share.train.labels
+
+
+def draw_output(model: nn.Module, seed: int) -> None:
+    """Give the one layer that is not frozen random weights, and biases of zero.
+
+    The weights are Gaussian with a deviation of 0.05, as in the released code of GEMS 2019.
+    """
+    draws = torch.Generator().manual_seed(seed % 2**63)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.requires_grad and weight.ndim > 1:
+                weight.copy_(0.05 * torch.randn(weight.shape, generator=draws))
+            elif weight.requires_grad:
+                weight.zero_()
 
 
 def add_noise(model: nn.Module, scale: float, seed: int) -> None:

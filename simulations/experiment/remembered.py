@@ -40,7 +40,7 @@ from simulations.experiment.joint_training import TrainingOrder, meeting_place
 from simulations.experiment.training import CLASSES, TrainOptions, fit
 
 # What tells nodes which training to do, and `fit` nothing.
-_NOT_FITS = ("output_epochs", "subclasses")
+_NOT_FITS = ("output_epochs", "output_start", "subclasses")
 
 
 @dataclass(frozen=True)

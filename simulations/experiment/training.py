@@ -53,6 +53,9 @@ class TrainOptions:
     output_epochs : int or None
         Passes over the data, without early stopping, where the output layer alone is trained
         for ``strategy=gems_layerwise``, at least 1; None: like the rest.
+    output_start : str
+        Where that begins: ``zero``, or weights drawn as in the released code of GEMS (Gaussian,
+        deviation 0.05), ``common`` to all nodes or each node's ``own``.
     subclasses : int
         Clusters into which a node cuts each of its classes while it trains hidden layers for
         ``strategy=gems_layerwise``, at least 1; see `gems_flwr.networks.subclasses.split_classes`.
@@ -72,6 +75,7 @@ class TrainOptions:
     weight_decay: float = 0.0
     subclasses: int = 1
     output_epochs: int | None = None
+    output_start: str = "zero"
 
     def __post_init__(self) -> None:
         rules = {
@@ -88,6 +92,10 @@ class TrainOptions:
             "output_epochs": (
                 self.output_epochs is None or _is_count(self.output_epochs),
                 "a whole number of at least 1, or null",
+            ),
+            "output_start": (
+                self.output_start in ("zero", "common", "own"),
+                "one of zero, common, own",
             ),
             "weight_decay": (0 <= self.weight_decay < float("inf"), "a number of at least 0"),
         }

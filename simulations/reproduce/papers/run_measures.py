@@ -99,6 +99,7 @@ MEASURES: dict[str, Measure] = {
     "rmse": lambda result, _: _number(result.get("rmse")),
     "hidden neurons": _hidden,
     "empty": lambda result, _: float(bool(result["details"]["empty"])),
+    "is average": lambda result, _: float(bool(result["details"]["is_average"])),
     "loss per learner": _loss_per_learner,
     "models per learner": _models_per_learner,
     "MB in all": lambda result, _: (result["bytes_up"] + result["bytes_down"]) / 1e6,

@@ -144,11 +144,19 @@ def _jobs(
 
 
 def _in_order(found: list[Finding], cells: Sequence[Cell]) -> list[Finding]:
-    """Sort findings as the experiment has them, setting by setting, whoever ran first."""
+    """Sort findings as the experiment has them, setting by setting, whoever ran first.
+
+    What a judge found beside the runs comes after them, as it came.
+    """
     settings = list(dict.fromkeys(cell.setting for cell in cells))
     places = {(cell.setting, cell.method): index for index, cell in reversed([*enumerate(cells)])}
+    last = len(cells)
     return sorted(
-        found, key=lambda each: (settings.index(each.setting), places[each.setting, each.method])
+        found,
+        key=lambda each: (
+            settings.index(each.setting) if each.setting in settings else last,
+            places.get((each.setting, each.method), last),
+        ),
     )
 
 
