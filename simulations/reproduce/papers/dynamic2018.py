@@ -216,6 +216,7 @@ REPRODUCTIONS = (
         quick=("rounds=100", "evaluate_every=100"),
         derive=_compare_stationary,
         scaled=_SMALL_NET,
+        quick_minutes=1.1,
     ),
     Reproduction(
         name="dynamic_fedavg",
@@ -229,6 +230,7 @@ REPRODUCTIONS = (
         quick=("rounds=200", "evaluate_every=200"),
         derive=_compare_with_fedavg,
         scaled=_SMALL_NET,
+        quick_minutes=0.7,
     ),
     Reproduction(
         name="dynamic_drift",
@@ -243,6 +245,7 @@ REPRODUCTIONS = (
         quick=("rounds=200", "evaluate_every=200", "stream.drift.rounds=[101]"),
         derive=_compare_under_drift,
         scaled="1,200 rounds with drifts twice as often as in the paper, so that some are seen.",
+        quick_minutes=2.1,
     ),
     Reproduction(
         name="dynamic_quiet",
@@ -269,6 +272,7 @@ REPRODUCTIONS = (
         quick=("rounds=60", "evaluate_every=60"),
         derive=compare_with_periodic,
         scaled=_SMALL_NET,
+        quick_minutes=1.5,
     ),
     Reproduction(
         name="dynamic_optimisers",
@@ -282,6 +286,7 @@ REPRODUCTIONS = (
         quick=("rounds=200", "evaluate_every=200"),
         derive=compare_with_periodic,
         scaled=_SMALL_NET,
+        quick_minutes=0.8,
     ),
     Reproduction(
         name="dynamic_initialisation",
@@ -294,5 +299,6 @@ REPRODUCTIONS = (
         minutes=6,
         quick=(),
         scaled=_SMALL_NET,
+        quick_minutes=0.3,
     ),
 )

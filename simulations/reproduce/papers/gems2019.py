@@ -307,6 +307,7 @@ REPRODUCTIONS = (
         minutes=25,
         quick=("train.epochs=2",),
         scaled=_FEATURES,
+        quick_minutes=4.0,
     ),
     Reproduction(
         name="gems2019_neural",
@@ -343,6 +344,7 @@ REPRODUCTIONS = (
         minutes=30,
         quick=("train.epochs=2", "train.output_epochs=2"),
         scaled=_FEATURES,
+        quick_minutes=1.0,
     ),
     Reproduction(
         name="gems2019_tuning",
@@ -368,5 +370,6 @@ REPRODUCTIONS = (
         minutes=8,
         # Nodes that train less do not reach the higher ε at all.
         quick=(),
+        quick_minutes=0.9,
     ),
 )
