@@ -66,7 +66,7 @@ def found_average(found: Findings) -> str:
 
 def draw_average(found: Findings) -> Figure:
     """Draw accuracy against ε: filled where GEMS is the average, hollow where it is not."""
-    figure = newmean_text(3.6)
+    figure = new_figure(3.6)
     axes = figure.subplots()
     for index, method in enumerate(_SPACES):
         curve = _curve(found, method, "accuracy")
@@ -154,7 +154,7 @@ def found_radii(found: Findings) -> str:
 def draw_radii(found: Findings) -> Figure:
     """Draw radii on the left, and on the right what the common model gives each node."""
     settings = _compared(found)
-    figure = newmean_text(3.6, width=7.4)
+    figure = new_figure(3.6, width=7.4)
     left, right = figure.subplots(1, 2)
     looks = {"radii sampled": (COLOURS[1], -0.14), "radii worst": (COLOURS[0], 0.14)}
     for place, setting in enumerate(settings):
@@ -219,7 +219,7 @@ def found_tuning(found: Findings) -> str:
 
 def draw_tuning(found: Findings) -> Figure:
     """Draw the gains over each baseline, as released and at equal rates, beside the paper's."""
-    figure = newmean_text(3.2)
+    figure = new_figure(3.2)
     axes = figure.subplots()
     lines = {(e.finding.setting, e.finding.method): e for e in compare(found)}
     for index, case in enumerate(_CASES):
