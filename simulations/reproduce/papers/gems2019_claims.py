@@ -19,6 +19,7 @@ from simulations.report.figures import (
     add_grid,
     draw_means,
     legend_below,
+    new_figure,
     write_heading,
 )
 from simulations.reproduce.papers.findings import Finding, Findings, compare
