@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from simulations.reproduce.papers import gems2019_check_figures as figures
 from simulations.reproduce.papers import gems2019_claims as claims
 from simulations.reproduce.papers.findings import Finding, Findings
-from simulations.reproduce.papers.gems2019 import DATA, NODES, PAPER
+from simulations.reproduce.papers.gems2019 import DATA, NODES, PAPER, SIZES
 from simulations.reproduce.papers.methods import convex_gems, neural_gems
 from simulations.reproduce.papers.spec import Cell, DoneRun, Reproduction, Scope
 
@@ -30,12 +30,13 @@ DEVIATIONS = {
     "HAM10000": ((5, "GEMS, cone head", (0.07, 0.3, 1.0)),),
 }
 # Where the output layer starts, and how many epochs it is trained: ours first, then what differs.
-OUTPUTS = {
+STARTS = {
     "from zero, 10 epochs": ("zero", 10),
     "common random start, 10 epochs": ("common", 10),
     "own random starts, 10 epochs": ("own", 10),
-    "from zero, 40 epochs": ("zero", 40),
 }
+OUTPUTS = STARTS | {"from zero, 40 epochs": ("zero", 40)}
+TUNED = {"from zero, tuned": ("zero", 10), "own random starts, tuned": ("own", 10)}
 
 
 def _nodes_models(scope: Scope) -> list[Cell]:
@@ -68,27 +69,32 @@ def _factors(found: Findings) -> None:
 
 def _output_layers(scope: Scope) -> list[Cell]:
     """Return GEMS networks of five nodes that differ in the training of the output layer."""
+    first, second = DATA[0], DATA[0 if scope.stand_in else 1]
+    (few, wide) = SIZES[second.title][0]
+    settings = [
+        (f"{second.title}, 5 nodes", "GEMS", second, second.merging[5], OUTPUTS),
+        (f"{second.title}, m_ε = {few}, ε_j = {wide:g}", "GEMS, tuned", second, (wide, few), TUNED),
+    ]
+    if not scope.stand_in:
+        settings.append((f"{first.title}, 5 nodes", "GEMS", first, first.merging[5], STARTS))
     cells = []
-    for data in DATA[:1] if scope.stand_in else DATA[1::-1]:
-        hidden, clusters = data.merging[5]
+    for setting, method, data, (hidden, clusters), variants in settings:
         gems = neural_gems(scope, hidden=hidden, clusters=clusters, output=data.output_epsilon)
         chosen = data.overrides(scope, 5, f"model.hidden=[{data.hidden}]")
         cells += [
             Cell(
-                f"{data.title}, 5 nodes",
-                method,
+                setting,
+                variant,
                 (
                     _NEURAL,
                     *chosen,
-                    *gems["GEMS"],
+                    *gems[method],
                     f"train.output_start={start}",
                     f"train.output_epochs={epochs}",
                 ),
                 (data.measure, "hidden neurons"),
             )
-            for method, (start, epochs) in OUTPUTS.items()
-            # On MNIST docs/layerwise.md says what long training does.
-            if epochs == 10 or data.title != "MNIST"
+            for variant, (start, epochs) in variants.items()
         ]
     return cells
 
