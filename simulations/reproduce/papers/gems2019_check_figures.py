@@ -10,6 +10,7 @@ from simulations.report.figures import (
     SOFT,
     add_grid,
     draw_means,
+    hide_frame,
     legend_below,
     new_figure,
     write_heading,
@@ -121,6 +122,7 @@ def draw_output_layers(found: Findings) -> Figure:
         axes.set_xlim(0, None)
         add_grid(axes)
         axes.set_title(setting, loc="left", fontsize=10, fontweight="bold")
+        hide_frame(axes)
     legend_below(figure, panels[0, 0], columns=2)
     return figure
 

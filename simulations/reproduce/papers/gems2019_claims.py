@@ -105,7 +105,8 @@ def draw_average(found: Findings) -> Figure:
                 [f.mean for f in apart],
                 "x",
                 color="black",
-                markersize=5,
+                markersize=9,
+                zorder=5,
                 label=None if index else "no common model, proved",
             )
     axes.set_xlabel("ε, the accuracy that is good enough")
