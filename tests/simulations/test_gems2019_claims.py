@@ -12,14 +12,17 @@ from simulations.reproduce.catalogue import PAPERS
 from simulations.reproduce.entry import Options
 from simulations.reproduce.papers import gems2019_checks, run_again
 from simulations.reproduce.papers.findings import Finding, Findings
-from simulations.reproduce.papers.gems2019_claims import (
-    CLAIMS,
+from simulations.reproduce.papers.gems2019_check_figures import (
     draw_neuron_sizes,
     draw_output_layers,
     draw_points,
-    found_average,
+    found_neuron_sizes,
     found_output_layers,
     found_points,
+)
+from simulations.reproduce.papers.gems2019_claims import (
+    CLAIMS,
+    found_average,
     found_radii,
     found_tuning,
 )
@@ -131,11 +134,18 @@ def test_points_of_ellipsoids_are_told_and_drawn_beside_the_papers():
 
 def test_sizes_of_merged_layers_are_drawn_beside_the_papers():
     cells = PAPERS["gems2019_neuron_sizes"].cells(Scope())
-    parts = [Finding(c.setting, c.method, "hidden neurons", [200, 210], x=c.x) for c in cells]
-    figure = draw_neuron_sizes(findings("gems2019_neuron_sizes", *parts))
-    assert len(figure.axes) == 2
-    for axes in figure.axes:
-        assert "paper" in axes.get_legend_handles_labels()[1]
+    parts = [
+        Finding(c.setting, c.method, quantity, values, x=c.x)
+        for c in cells
+        for quantity, values in (("hidden neurons", [200, 210]), (c.reads[1], [0.5, 0.5]))
+    ]
+    found = findings("gems2019_neuron_sizes", *parts)
+    figure = draw_neuron_sizes(found)
+    drawn = [line.get_xydata() for axes in figure.axes for line in axes.lines]
+    assert any([0.3, 379.6] in points.tolist() for points in drawn)
+    assert any([0.07, 161.6] in points.tolist() for points in drawn)
+    text = found_neuron_sizes(found)
+    assert "CIFAR-10, 5 nodes, ε_j = 0.3: 205 neurons, 0.500 ± 0.000" in text
 
 
 def test_output_layers_are_listed_and_drawn():

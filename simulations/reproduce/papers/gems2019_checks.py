@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from simulations.reproduce.papers import gems2019_check_figures as figures
 from simulations.reproduce.papers import gems2019_claims as claims
 from simulations.reproduce.papers.findings import Finding, Findings
-from simulations.reproduce.papers.gems2019 import DATA, NODES, PAPER
+from simulations.reproduce.papers.gems2019 import DATA, NODES, PAPER, SIZES
 from simulations.reproduce.papers.methods import convex_gems, neural_gems
 from simulations.reproduce.papers.spec import Cell, DoneRun, Reproduction, Scope
 
@@ -18,19 +19,21 @@ EPSILONS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9)
 RADII = (0.4, 0.7)
 _CONVEX = "experiment=gems2019_convex"
 _NEURAL = "experiment=gems2019_neural"
-# Deviations of a neuron's output: the paper's, and others on the side where sizes are the paper's.
+# Nodes, method and deviations of a neuron's output: the paper's, then others towards its sizes.
+# A cone head needs no training of the output layer, so that only the merging differs.
 DEVIATIONS = {
-    "MNIST": (1.0, 0.1),
-    "CIFAR-10": (0.3, 0.1, 0.05, 0.02),
-    "HAM10000": (0.07, 0.15, 0.3, 0.6),
+    "MNIST": ((5, "GEMS, cone head", (1.0, 0.1)),),
+    "CIFAR-10": ((5, "GEMS, cone head", (0.3, 0.1, 0.03)),),
+    "HAM10000": ((5, "GEMS, cone head", (0.07, 0.3, 1.0)),),
 }
 # Where the output layer starts, and how many epochs it is trained: ours first, then what differs.
-OUTPUTS = {
+STARTS = {
     "from zero, 10 epochs": ("zero", 10),
     "common random start, 10 epochs": ("common", 10),
     "own random starts, 10 epochs": ("own", 10),
-    "from zero, 40 epochs": ("zero", 40),
 }
+OUTPUTS = STARTS | {"from zero, 40 epochs": ("zero", 40)}
+TUNED = {"from zero, tuned": ("zero", 10), "own random starts, tuned": ("own", 10)}
 
 
 def _nodes_models(scope: Scope) -> list[Cell]:
@@ -62,53 +65,62 @@ def _factors(found: Findings) -> None:
 
 
 def _output_layers(scope: Scope) -> list[Cell]:
-    """Return GEMS networks of five nodes that differ in the training of the output layer."""
+    """Return GEMS networks that differ in the training of the output layer."""
+    first, second = DATA[0], DATA[0 if scope.stand_in else 1]
+    (few, wide) = SIZES[second.title][0]
+    sized = f"{second.title}, m_ε = {few}, ε_j = {wide:g}"
+    settings = [
+        (f"{second.title}, 5 nodes", "GEMS", second, 5, second.merging[5], OUTPUTS),
+        (f"{second.title}, 2 nodes", "GEMS", second, 2, second.merging[2], STARTS),
+        (sized, "GEMS, tuned", second, 5, (wide, few), TUNED),
+    ]
+    if not scope.stand_in:
+        settings.append((f"{first.title}, 5 nodes", "GEMS", first, 5, first.merging[5], STARTS))
     cells = []
-    for data in DATA[:1] if scope.stand_in else DATA[1::-1]:
-        hidden, clusters = data.merging[5]
+    for setting, method, data, nodes, (hidden, clusters), variants in settings:
         gems = neural_gems(scope, hidden=hidden, clusters=clusters, output=data.output_epsilon)
-        chosen = data.overrides(scope, 5, f"model.hidden=[{data.hidden}]")
+        chosen = data.overrides(scope, nodes, f"model.hidden=[{data.hidden}]")
         cells += [
             Cell(
-                f"{data.title}, 5 nodes",
-                method,
+                setting,
+                variant,
                 (
                     _NEURAL,
                     *chosen,
-                    *gems["GEMS"],
+                    *gems[method],
                     f"train.output_start={start}",
                     f"train.output_epochs={epochs}",
                 ),
                 (data.measure, "hidden neurons"),
             )
-            for method, (start, epochs) in OUTPUTS.items()
-            # On MNIST docs/layerwise.md says what long training does.
-            if epochs == 10 or data.title != "MNIST"
+            for variant, (start, epochs) in variants.items()
         ]
     return cells
 
 
 def _neuron_sizes(scope: Scope) -> list[Cell]:
-    """Return merged hidden layers at deviations ε_j around the paper's; nothing else is trained."""
+    """Return merged networks at deviations ε_j around the paper's."""
     cells = []
     for data in DATA[:1] if scope.stand_in else DATA[1:]:
-        _, clusters = data.merging[5]
-        for hidden in DEVIATIONS[data.title]:
-            gems = neural_gems(scope, hidden=hidden, clusters=clusters, output=data.output_epsilon)
-            cells.append(
-                Cell(
-                    f"{data.title}, m_ε = {clusters}, ε_j = {hidden:g}",
-                    "GEMS, cone head",
-                    (
-                        _NEURAL,
-                        *data.overrides(scope, 5, f"model.hidden=[{data.hidden}]"),
-                        *gems["GEMS, cone head"],
-                    ),
-                    ("hidden neurons", data.measure),
-                    x=hidden,
-                    group=data.title,
+        for nodes, method, deviations in DEVIATIONS[data.title]:
+            _, clusters = data.merging[nodes]
+            for hidden in deviations:
+                output = data.output_epsilon
+                gems = neural_gems(scope, hidden=hidden, clusters=clusters, output=output)
+                cells.append(
+                    Cell(
+                        f"{data.title}, {nodes} nodes, ε_j = {hidden:g}",
+                        method,
+                        (
+                            _NEURAL,
+                            *data.overrides(scope, nodes, f"model.hidden=[{data.hidden}]"),
+                            *gems[method],
+                        ),
+                        ("hidden neurons", data.measure),
+                        x=hidden,
+                        group=f"{data.title}, {nodes} nodes",
+                    )
                 )
-            )
     return cells
 
 
@@ -158,7 +170,7 @@ def _checks() -> Sequence[Reproduction]:
             where="Table 5, a check",
             about="Which point of the ellipsoids: the average, ours, or the released descent's?",
             cells=_points,
-            draw=claims.draw_points,
+            draw=figures.draw_points,
             seeds=3,
             minutes=8,
             quick=("train.epochs=2",),
@@ -171,7 +183,7 @@ def _checks() -> Sequence[Reproduction]:
             where="Tables 10 and 11, a check",
             about="At which ε_j does the merged layer have as many neurons as in the paper?",
             cells=_neuron_sizes,
-            draw=claims.draw_neuron_sizes,
+            draw=figures.draw_neuron_sizes,
             seeds=3,
             minutes=8,
             quick=("train.epochs=2",),
@@ -180,10 +192,10 @@ def _checks() -> Sequence[Reproduction]:
         Reproduction(
             name="gems2019_output_layer",
             paper=PAPER,
-            where="Tables 2 and 6, a check",
+            where="Tables 2, 6 and 7, a check",
             about="What the start and the length of the output layer's training do to GEMS.",
             cells=_output_layers,
-            draw=claims.draw_output_layers,
+            draw=figures.draw_output_layers,
             seeds=3,
             minutes=20,
             quick=("train.epochs=2",),

@@ -22,7 +22,7 @@ from simulations.report.figures import (
     new_figure,
     write_heading,
 )
-from simulations.reproduce.papers.findings import Finding, Findings, compare, published
+from simulations.reproduce.papers.findings import Finding, Findings, compare
 
 
 class Claim(NamedTuple):
@@ -58,7 +58,7 @@ def found_average(found: Findings) -> str:
         if never:
             first = min(filter(None, never))
             other = next(f for f in _curve(found, method, "accuracy") if f.x == first)
-            text += f"; at ε = {first:g} it is not, and has {_figure(other)}"
+            text += f"; at ε = {first:g} it is not, and has {mean_text(other)}"
         if empty:
             text += f"; proved to have no common model from ε = {min(filter(None, empty)):g} on"
         parts.append(text)
@@ -105,14 +105,15 @@ def draw_average(found: Findings) -> Figure:
                 [f.mean for f in apart],
                 "x",
                 color="black",
-                markersize=5,
+                markersize=9,
+                zorder=5,
                 label=None if index else "no common model, proved",
             )
     axes.set_xlabel("ε, the accuracy that is good enough")
     axes.set_ylabel("test accuracy")
     axes.set_ylim(0, None)
     add_grid(axes)
-    write_heading(axes, "Convex GEMS is the average", _subtitle(found, "MNIST by label, 5 nodes"))
+    write_heading(axes, "Convex GEMS is the average", over_seeds(found, "MNIST by label, 5 nodes"))
     legend_below(figure, axes, columns=2, fontsize=9)
     return figure
 
@@ -201,7 +202,7 @@ def found_tuning(found: Findings) -> str:
     gain = "gain with 100 samples"
     raw = {case: found.get(case, "over raw", gain) for case in _CASES}
     texts = [
-        f"{_figure(each)} {case.removeprefix('all, ').replace('equal', 'at equal')}"
+        f"{mean_text(each)} {case.removeprefix('all, ').replace('equal', 'at equal')}"
         for case, each in raw.items()
         if each is not None
     ]
@@ -251,163 +252,20 @@ def draw_tuning(found: Findings) -> Figure:
     axes.set_xlim(-0.01, None)
     add_grid(axes, "x")
     write_heading(
-        axes, "Fine-tuning with 100 samples", _subtitle(found, "mean over data sets and models")
+        axes, "Fine-tuning with 100 samples", over_seeds(found, "mean over data sets and models")
     )
     legend_below(figure, axes, columns=4, fontsize=9)
     return figure
 
 
-_POINTS = {"of the average": "average", "": "ours", "by descent on Eq. 2": "released descent"}
-
-
-def _points(found: Findings, setting: str) -> dict[str, Finding]:
-    own = {f.quantity: f for f in found.findings if f.setting == setting and f.values}
-    base = next(q for q in own if q.endswith("accuracy"))
-    return {
-        name: own[f"{base} {what}".strip()]
-        for what, name in _POINTS.items()
-        if f"{base} {what}".strip() in own
-    }
-
-
-def found_points(found: Findings) -> str:
-    """Say what the points of the ellipsoids give, setting by setting."""
-    parts = []
-    for setting in found.settings():
-        texts = [f"{name} {_figure(each)}" for name, each in _points(found, setting).items()]
-        level = next(f for f in found.of("largest level of the average") if f.setting == setting)
-        parts.append(f"{setting}: {', '.join(texts)} (level of the average {level.mean:.2f})")
-    return "; ".join(parts) + ". A level above 1 is outside of a node's ellipsoid."
-
-
-def draw_points(found: Findings) -> Figure:
-    """Draw what the average, our point and the released descent give, with the paper's two."""
-    settings = found.settings()
-    figure = new_figure(0.5 * len(settings) + 1.6)
-    axes = figure.subplots()
-    for index, name in enumerate(_POINTS.values()):
-        own = [(-i, _points(found, s).get(name)) for i, s in enumerate(settings)]
-        known = [(place, each) for place, each in own if each is not None]
-        draw_means(
-            axes,
-            [each.mean for _, each in known],
-            [place - (index - 1) * 0.2 for place, _ in known],
-            [each.sd or 0.0 for _, each in known],
-            colour=COLOURS[index],
-            marker=MARKERS[index],
-            label=name,
-            line="none",
-            along_x=True,
-        )
-    tables = published("gems2019_convex")
-    for method, marker in (("Averaged", "<"), ("GEMS ellipsoid", ">")):
-        theirs = [
-            (known.mean, -float(settings.index(setting)) + 0.38)
-            for (setting, of, _), known in tables.items()
-            if of == method and setting in settings
-        ]
-        if theirs:
-            axes.plot(
-                *zip(*theirs, strict=True),
-                marker,
-                color=SOFT,
-                markerfacecolor="white",
-                label=f"paper: {'average' if method == 'Averaged' else 'GEMS'}",
-            )
-    axes.set_yticks([-float(i) for i in range(len(settings))], settings)
-    axes.set_xlabel("test accuracy (HAM10000: balanced)")
-    axes.set_xlim(0, None)
-    add_grid(axes)
-    write_heading(axes, "Which point of the ellipsoids", _subtitle(found, "at the paper's ε"))
-    legend_below(figure, axes, columns=3, fontsize=9)
-    return figure
-
-
-def found_output_layers(found: Findings) -> str:
-    """Say what the output layer's start and its epochs make of GEMS networks."""
-    parts = []
-    for setting in found.settings():
-        own = [f for f in found.findings if f.setting == setting and "accuracy" in f.quantity]
-        texts = [f"{each.method} {_figure(each)}" for each in own if each.values]
-        parts.append(f"{setting}: {', '.join(texts)}")
-    return ". ".join(parts) + "."
-
-
-def draw_output_layers(found: Findings) -> Figure:
-    """Draw the variants' accuracies, a panel per number of nodes, beside the paper's."""
-    settings, methods = found.settings(), found.methods()
-    figure = new_figure(0.3 * len(methods) + 1.7, width=3.4 + 2.2 * len(settings))
-    panels = figure.subplots(1, len(settings), squeeze=False, sharey=True)
-    lines = compare(found)
-    for axes, setting in zip(panels.flat, settings, strict=True):
-        own = [e for e in lines if e.finding.setting == setting and "acc" in e.finding.quantity]
-        known = [e for e in own if e.finding.values]
-        draw_means(
-            axes,
-            [e.finding.mean for e in known],
-            [-float(methods.index(e.finding.method)) for e in known],
-            [e.finding.sd or 0.0 for e in known],
-            colour=COLOURS[0],
-            marker="o",
-            label="ours, ± deviation over seeds",
-            line="none",
-            along_x=True,
-        )
-        papers = {e.published.mean for e in own if e.published}
-        for place in papers:
-            axes.axvline(place, color=SOFT, linestyle="--", label="paper")
-        axes.set_yticks([-float(i) for i in range(len(methods))], methods)
-        axes.set_xlabel("test accuracy")
-        axes.set_xlim(0, None)
-        add_grid(axes)
-        axes.set_title(setting, loc="left", fontsize=10, fontweight="bold")
-    legend_below(figure, panels[0, 0], columns=2)
-    return figure
-
-
-def draw_neuron_sizes(found: Findings) -> Figure:
-    """Draw the neurons of merged layers against ε_j, with the paper's number as a line."""
-    titles = list(dict.fromkeys(f.setting.split(", ")[0] for f in found.findings))
-    figure = new_figure(3.2, width=3.4 * len(titles) + 0.6)
-    panels = figure.subplots(1, len(titles), squeeze=False)
-    sizes = published("gems2019_model_size")
-    for axes, title in zip(panels.flat, titles, strict=True):
-        own = [f for f in found.of("hidden neurons") if f.setting.startswith(title) and f.values]
-        own = sorted(own, key=lambda each: each.x or 0.0)
-        draw_means(
-            axes,
-            [f.x or 0.0 for f in own],
-            [f.mean for f in own],
-            [f.sd or 0.0 for f in own],
-            colour=COLOURS[0],
-            marker="o",
-            label="ours",
-        )
-        theirs = [
-            (each.x or 0.0, known.mean)
-            for each in own
-            for (setting, _, quantity), known in sizes.items()
-            if (setting, quantity) == (each.setting, "hidden neurons")
-        ]
-        if theirs:
-            look = {"color": SOFT, "markerfacecolor": "white", "label": "paper"}
-            axes.plot(*zip(*theirs, strict=True), "D", **look)
-        axes.set_xscale("log")
-        axes.set_xlabel("ε_j, allowed deviation of a neuron's output")
-        axes.set_ylim(0, None)
-        add_grid(axes)
-        write_heading(axes, title, own[0].setting.split(", ")[1] + ", 5 nodes")
-    panels[0, 0].set_ylabel("hidden neurons")
-    legend_below(figure, panels[0, 0], columns=2)
-    return figure
-
-
-def _figure(each: Finding) -> str:
+def mean_text(each: Finding) -> str:
+    """Return mean ± deviation."""
     spread = "" if each.sd is None else f" ± {each.sd:.3f}"
     return f"{each.mean:.3f}{spread}"
 
 
-def _subtitle(found: Findings, what: str) -> str:
+def over_seeds(found: Findings, what: str) -> str:
+    """Return a subtitle that says how many seeds there were."""
     seeds: Sequence[int] = found.seeds
     return f"{what}; mean ± deviation over {len(seeds)} seeds"
 
