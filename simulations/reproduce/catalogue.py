@@ -8,6 +8,7 @@ from simulations.reproduce.papers import (
     dynamic2018,
     gems2018,
     gems2019,
+    multi_model2025,
     protocol_grid,
     slides2025,
 )
@@ -16,7 +17,15 @@ from simulations.reproduce.studies.study import Study
 
 PAPERS: dict[str, Reproduction] = {
     each.name: each
-    for module in (gems2019, gems2018, dynamic2018, driving2018, protocol_grid, slides2025)
+    for module in (
+        gems2019,
+        gems2018,
+        dynamic2018,
+        driving2018,
+        protocol_grid,
+        slides2025,
+        multi_model2025,
+    )
     for each in module.REPRODUCTIONS
 }
 

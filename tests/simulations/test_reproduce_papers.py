@@ -44,6 +44,7 @@ DERIVED = {
     "least bytes beside periodic at equal loss",
     "bytes beside FedAvg",
     "loss beside FedAvg",
+    "accuracy relative to full participation",
 }
 
 

@@ -11,8 +11,7 @@ from typing import Any
 # Where accuracies are read off; runs are evaluated at least as often.
 ROUNDS = (10, 25, 50, 75, 100, 125, 150)
 # Single rounds are noisy: what is compared beside the last round is the mean of the last third.
-LATE = range(100, 151)
-LATE_ACCURACY = "accuracy, rounds 100 to 150"
+LATE_ACCURACY = "accuracy, last third of the rounds"
 DRAWS = "draws per pair"
 VARIANCE = "variance of a step"
 STEP_NOISE = "sd of the step size"
@@ -36,7 +35,8 @@ def _accuracies(folder: Path) -> dict[int, float]:
 
 def late_accuracy(folder: Path) -> float | None:
     """Return the mean accuracy over the evaluations of the last third."""
-    late = [value for number, value in _accuracies(folder).items() if number in LATE]
+    found = _accuracies(folder)
+    late = [value for number, value in found.items() if number >= 2 * max(found) / 3]
     return statistics.fmean(late) if late else None
 
 

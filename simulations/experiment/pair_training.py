@@ -1,0 +1,174 @@
+"""One task's local training on many nodes at once, where a node's whole share is one batch.
+
+Then local training draws nothing: it is a few steps of gradient descent, and those of all nodes are
+one computation. Data are made ready once, not in every round, which is what is gained over
+`batched_training`; weights agree with it up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gems_flwr.averaging.steps import flat, unflat
+from gems_flwr.typing import Arrays
+from simulations.config import ConfigError
+from simulations.experiment.batched_layers import BatchedNetwork
+from simulations.experiment.experiment import Experiment
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Nodes with shares of about the same size; smaller ones are filled up, and count for less."""
+
+    nodes: NDArray[np.int64]
+    inputs: Tensor
+    labels: Tensor
+    shares: Tensor
+
+
+@dataclass(frozen=True)
+class TrainedPair:
+    """What a node made of a model, and the mean of its gradients if they were corrected."""
+
+    arrays: Arrays
+    gradient: NDArray | None = None
+
+
+class PairTraining:
+    """The nodes that have data for a task.
+
+    Parameters
+    ----------
+    task : Experiment
+        Data, model and options of the task.
+
+    Raises
+    ------
+    ConfigError
+        If local training is not plain gradient descent on whole shares.
+    """
+
+    def __init__(self, task: Experiment) -> None:
+        options = task.config.train_options
+        sizes = np.array([len(share.train) for share in task.shares])
+        plain = options.optimizer == "sgd" and not options.momentum and not options.weight_decay
+        if not plain or options.patience is not None or options.batch_size < sizes.max():
+            raise ConfigError(
+                "only plain SGD on whole shares can do without messages: set train.optimizer=sgd, "
+                f"train.patience=null, train.batch_size={sizes.max()} or more, and no momentum or "
+                "weight decay"
+            )
+        self._rate, self._steps = options.lr, options.epochs
+        self.sizes = sizes
+        self._groups: list[_Group] = []
+        waiting = sorted(np.flatnonzero(sizes), key=lambda node: -sizes[node])
+        while waiting:
+            members = [n for n in waiting if 2 * sizes[n] >= sizes[waiting[0]]]
+            self._groups.append(_group(task, members))
+            waiting = waiting[len(members) :]
+        self._model = task.build_model()
+        self._network = BatchedNetwork(self._model, self._groups[0].inputs[0, :1])
+        if self._network.dropouts:
+            raise ConfigError("dropout draws masks: set model.dropout=0 to do without messages")
+
+    def train(
+        self,
+        model: Arrays,
+        nodes: Sequence[int],
+        corrections: Mapping[int, NDArray] | None = None,
+    ) -> dict[int, TrainedPair]:
+        """Train a model on some nodes.
+
+        Parameters
+        ----------
+        model : mapping from str to ndarray
+            Where all begin.
+        nodes : sequence of int
+            Those that train; each must have data.
+        corrections : mapping from int to vector, optional
+            What is added to every gradient of a node (SCAFFOLD's c − c_i).
+        """
+        found: dict[int, TrainedPair] = {}
+        for group in self._groups:
+            rows = np.flatnonzero(np.isin(group.nodes, nodes))
+            if len(rows):
+                chosen = group.nodes[rows].tolist()
+                added = None if corrections is None else [corrections[n] for n in chosen]
+                found |= zip(chosen, self._train(model, group, rows, added), strict=True)
+        return {node: found[node] for node in nodes}
+
+    def _train(
+        self,
+        model: Arrays,
+        group: _Group,
+        rows: NDArray[np.int64],
+        added: Sequence[NDArray] | None,
+    ) -> list[TrainedPair]:
+        picked = torch.from_numpy(rows)
+        every = len(rows) == len(group.nodes)
+        inputs, shares, labels = (
+            each if every else each[picked] for each in (group.inputs, group.shares, group.labels)
+        )
+        weights = {
+            name: nn.Parameter(torch.from_numpy(array).expand(len(rows), *array.shape).clone())
+            for name, array in model.items()
+        }
+        pulls = [unflat(each, model) for each in added] if added else []
+        extra = {n: torch.from_numpy(np.stack([p[n] for p in pulls])) for n in model if pulls}
+        sums = {name: torch.zeros_like(weight) for name, weight in weights.items() if added}
+        for _ in range(self._steps):
+            outputs = self._network(weights, inputs, {}).flatten(0, 1)
+            losses = F.cross_entropy(outputs, labels.flatten(), reduction="none")
+            gradients = torch.autograd.grad(
+                (losses.view_as(shares) * shares).sum(), list(weights.values())
+            )
+            with torch.no_grad():
+                for (name, weight), gradient in zip(weights.items(), gradients, strict=True):
+                    if added:
+                        sums[name] += gradient
+                        weight.sub_(gradient + extra[name], alpha=self._rate)
+                    else:
+                        weight.sub_(gradient, alpha=self._rate)
+        stacked = {name: weight.detach().numpy() for name, weight in weights.items()}
+        means = {name: (total / self._steps).numpy() for name, total in sums.items()}
+        return [
+            TrainedPair(
+                {name: array[row] for name, array in stacked.items()},
+                flat({name: array[row] for name, array in means.items()}) if added else None,
+            )
+            for row in range(len(rows))
+        ]
+
+    def losses(self, model: Arrays) -> dict[int, float]:
+        """Return every node's mean loss on its own data before training."""
+        self._model.load_state_dict({n: torch.from_numpy(a) for n, a in model.items()})
+        found: dict[int, float] = {}
+        with torch.no_grad():
+            for group in self._groups:
+                outputs = self._model.eval()(group.inputs.flatten(0, 1))
+                losses = F.cross_entropy(outputs, group.labels.flatten(), reduction="none")
+                means = (losses.view_as(group.shares).double() * group.shares).sum(1)
+                found |= zip(group.nodes.tolist(), means.tolist(), strict=True)
+        return found
+
+
+def _group(task: Experiment, members: Sequence[int]) -> _Group:
+    tables = [task.tensors(task.shares[node].train) for node in members]
+    size = len(tables[0][1])
+    inputs = torch.stack([_filled(features, size) for features, _ in tables])
+    labels = torch.stack([_filled(labels, size) for _, labels in tables])
+    counts = torch.tensor([len(labels) for _, labels in tables])
+    shares = (torch.arange(size) < counts.unsqueeze(1)) / counts.unsqueeze(1)
+    return _Group(np.array(members, np.int64), inputs, labels, shares.to(torch.float32))
+
+
+def _filled(values: Tensor, size: int) -> Tensor:
+    """Return values followed by copies of the first, which count for nothing."""
+    return torch.cat([values, values[:1].expand(size - len(values), *values.shape[1:])])
