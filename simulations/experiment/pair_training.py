@@ -3,6 +3,11 @@
 Then local training draws nothing: it is a few steps of gradient descent, and those of all nodes are
 one computation. Data are made ready once, not in every round, which is what is gained over
 `batched_training`; weights agree with it up to rounding.
+
+A network with one hidden layer W, whose inputs are far more than a node has examples, gains again.
+Descent moves W by sums of XᵀG alone, G being the loss's gradient by what the layer puts out, and
+that is needed only behind X: X(W − η XᵀΣG) = XW − η (XXᵀ) ΣG. So steps take products with XXᵀ, as
+large as the node's examples, and weights are written once at the end.
 """
 
 from __future__ import annotations
@@ -31,6 +36,7 @@ class _Group:
     inputs: Tensor
     labels: Tensor
     shares: Tensor
+    products: Tensor
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,51 @@ class PairTraining:
         self._network = BatchedNetwork(self._model, self._groups[0].inputs[0, :1])
         if self._network.dropouts:
             raise ConfigError("dropout draws masks: set model.dropout=0 to do without messages")
+        self._is_shallow = _is_shallow(self._model)
+
+    def updates(self, model: Arrays, nodes: Sequence[int]) -> NDArray:
+        """Return what some nodes would take off a model, a row per node."""
+        base, places = flat(model), {node: row for row, node in enumerate(nodes)}
+        found = np.empty((len(nodes), len(base)), base.dtype)
+        if not self._is_shallow:
+            for node, pair in self.train(model, nodes).items():
+                found[places[node]] = base - flat(pair.arrays)
+            return found
+        for group in self._groups:
+            rows = np.flatnonzero(np.isin(group.nodes, nodes))
+            if len(rows):
+                parts = self._shallow_updates(model, group, torch.from_numpy(rows))
+                joined = torch.cat([part.flatten(1) for part in parts], dim=1)
+                found[[places[node] for node in group.nodes[rows].tolist()]] = joined.numpy()
+        return found
+
+    def _shallow_updates(self, model: Arrays, group: _Group, rows: Tensor) -> list[Tensor]:
+        """Return the updates of both layers' weights and biases, in the model's order."""
+        first, first_bias, last, last_bias = (torch.from_numpy(a) for a in model.values())
+        every = len(rows) == len(group.nodes)
+        inputs, shares, labels, products = (
+            each if every else each[rows]
+            for each in (group.inputs, group.shares, group.labels, group.products)
+        )
+        inputs = inputs.flatten(2)
+        start = (inputs.flatten(0, 1) @ first.T + first_bias).unflatten(0, inputs.shape[:2])
+        # Sums of gradients so far: by what the hidden layer puts out, and of all else.
+        hidden = torch.zeros_like(start)
+        bias = torch.zeros(len(rows), len(first_bias))
+        top = torch.zeros(len(rows), *last.shape)
+        top_bias = torch.zeros(len(rows), len(last_bias))
+        rate = self._rate
+        right = F.one_hot(labels, len(last)).to(torch.float32)
+        for _ in range(self._steps):
+            put = start - rate * (products @ hidden + bias.unsqueeze(1))
+            active = put.clamp(min=0)
+            weights = last - rate * top
+            outputs = active @ weights.mT + (last_bias - rate * top_bias).unsqueeze(1)
+            wrong = (outputs.softmax(-1) - right) * shares.unsqueeze(-1)
+            inner = (wrong @ weights) * (put > 0)
+            hidden, bias = hidden + inner, bias + inner.sum(1)
+            top, top_bias = top + wrong.mT @ active, top_bias + wrong.sum(1)
+        return [rate * each for each in (hidden.mT @ inputs, bias, top, top_bias)]
 
     def train(
         self,
@@ -166,7 +217,18 @@ def _group(task: Experiment, members: Sequence[int]) -> _Group:
     labels = torch.stack([_filled(labels, size) for _, labels in tables])
     counts = torch.tensor([len(labels) for _, labels in tables])
     shares = (torch.arange(size) < counts.unsqueeze(1)) / counts.unsqueeze(1)
-    return _Group(np.array(members, np.int64), inputs, labels, shares.to(torch.float32))
+    rows = inputs.flatten(2)
+    return _Group(
+        np.array(members, np.int64), inputs, labels, shares.to(torch.float32), rows @ rows.mT
+    )
+
+
+def _is_shallow(model: nn.Module) -> bool:
+    """Return whether a network is linear, ReLU, linear, and nothing else that counts."""
+    layers = [each for each in model.modules() if not list(each.children())]
+    kinds = [type(each) for each in layers if type(each) not in (nn.Flatten, nn.Dropout)]
+    biased = all(each.bias is not None for each in layers if isinstance(each, nn.Linear))
+    return kinds == [nn.Linear, nn.ReLU, nn.Linear] and biased
 
 
 def _filled(values: Tensor, size: int) -> Tensor:

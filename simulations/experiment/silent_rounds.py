@@ -14,7 +14,14 @@ import numpy as np
 from hydra.utils import instantiate
 from numpy.typing import NDArray
 
-from gems_flwr.averaging.steps import best_beta, flat, moved_control, residual_norm, update_of
+from gems_flwr.averaging.steps import (
+    best_beta,
+    flat,
+    moved_control,
+    residual_norm,
+    unflat,
+    update_of,
+)
 from gems_flwr.client_sampling import data_shares, draw_assignment, estimated_variance
 from gems_flwr.runtime.seeding import generator
 from gems_flwr.server.members import split_models
@@ -86,9 +93,11 @@ class SilentRounds:
         norms, metrics = np.zeros_like(coefficients), {}
         for column, model in enumerate(self.models):
             nodes = np.flatnonzero(coefficients[:, column] > 0).tolist()
-            trained = ready.get(model) or self._train(model, nodes)
+            trained = self._taken(model, nodes, ready.get(model))
             before = after = 0.0
-            for node in nodes:
+            # What is certain does not vary, and needs no norm unless there is an old update.
+            unsure = [n for n in nodes if probabilities[n, column] < 1 or self._old_of(model)]
+            for node in unsure:
                 update = update_of(self.models[model], trained[node].arrays)
                 old = self._old_of(model).get(str(node))
                 beta = self.rule.beta(betas.get((model, node)))
@@ -121,20 +130,21 @@ class SilentRounds:
                 counts[model] = counts.get(model, 0) + 1
         return up, down
 
-    def _ask(self) -> tuple[NDArray, dict[tuple[str, int], float], dict[str, Trained]]:
-        """Return answers to the rule's question, betas, and what nodes have trained already."""
+    def _ask(self) -> tuple[NDArray, dict[tuple[str, int], float], dict[str, dict[int, NDArray]]]:
+        """Return answers to the rule's question, betas, and the updates of those who trained."""
         question, answers = self.rule.question, np.zeros_like(self._shares)
         betas: dict[tuple[str, int], float] = {}
-        ready: dict[str, Trained] = {}
+        ready: dict[str, dict[int, NDArray]] = {}
         for column, model in enumerate(self.models if question else ()):
             assert question is not None
             if not question.trains:
                 for node, loss in self._training[model].losses(self.models[model]).items():
                     answers[node, column] = loss
                 continue
-            ready[model] = self._train(model, np.flatnonzero(self._available[:, column]).tolist())
-            for node, pair in ready[model].items():
-                update = update_of(self.models[model], pair.arrays)
+            nodes = np.flatnonzero(self._available[:, column]).tolist()
+            updates = self._training[model].updates(self.models[model], nodes)
+            ready[model] = dict(zip(nodes, updates, strict=True))
+            for node, update in ready[model].items():
                 old = self._old[model].get(str(node)) if question.compares else None
                 betas[model, node] = best_beta(update, old)
                 answers[node, column] = residual_norm(update, old, betas[model, node])
@@ -152,12 +162,19 @@ class SilentRounds:
         capacity = self._experiment.capacities
         return self.rule.probabilities(importance, self._strategy.budget, capacity)
 
-    def _train(self, model: str, nodes: list[int]) -> Trained:
-        pulls = None
+    def _taken(
+        self, model: str, nodes: list[int], ready: Mapping[int, NDArray] | None
+    ) -> Trained:
+        """Return what those drawn have trained, before the draw or now."""
+        before, training = self.models[model], self._training[model]
         if self.rule.corrects_gradients:
             own, zero = self._own[model], self._zero[model]
             pulls = {node: self._control[model] - own.get(node, zero) for node in nodes}
-        return self._training[model].train(self.models[model], nodes, pulls)
+            return training.train(before, nodes, pulls)
+        if ready is None:
+            ready = dict(zip(nodes, training.updates(before, nodes), strict=True))
+        base = flat(before)
+        return {node: TrainedPair(unflat(base - ready[node], before)) for node in nodes}
 
     def _old_of(self, model: str) -> Mapping[str, NDArray]:
         return self._old[model] if self.rule.keeps_updates else {}

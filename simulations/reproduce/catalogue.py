@@ -85,9 +85,9 @@ STUDIES: dict[str, Study] = {
         ),
         Study(
             name="multi_model_rates",
-            about="A learning rate for several models at once, chosen without the test data.",
+            about="Learning rates for several models at once, chosen without the test data.",
             where="Slides 2025, Table I",
-            minutes=20,
+            minutes=8,
             quick=("rounds=2",),
         ),
         Study(

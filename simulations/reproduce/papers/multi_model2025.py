@@ -91,8 +91,8 @@ REPRODUCTIONS = (
         paper="Slides 2025",
         where="Table I and its figure: several models",
         about=(
-            "Three Fashion-MNIST models on 120 nodes, 12 of 348 client-model pairs a round: accuracy "
-            "relative to full participation."
+            "Three Fashion-MNIST models on 120 nodes, 12 of 348 client-model pairs a round: their "
+            "accuracy relative to full participation."
         ),
         cells=_cells,
         draw=draw,
@@ -101,10 +101,10 @@ REPRODUCTIONS = (
         quick=("rounds=25",),
         derive=_relate,
         scaled=(
-            "A 784-32-10 network instead of a CNN; training as in the author's public code, which the "
-            "slides do not state. Not run: the column of five tasks, because Shakespeare and EMNIST "
-            "are not at hand and a ResNet for CIFAR-10 on 120 clients does not fit two cores. What "
-            "the slides' ± counts is not said; full participation has one too."
+            "A 784-32-10 network instead of a CNN; training as in the author's public code, about "
+            "which the slides say nothing. Not run: the column of five tasks, because Shakespeare "
+            "and EMNIST are not at hand, and a ResNet for CIFAR-10 on 120 clients does not fit two "
+            "cores. What the slides' ± counts is not said; full participation has one too."
         ),
     ),
 )

@@ -50,8 +50,8 @@ def _stale_beside_gvr(findings: Findings, setting: str) -> str:
     gain, spread = stale.mean - gvr.mean, math.hypot(stale.sd or 0.0, gvr.sd or 0.0)
     verdict = "beyond" if gain > spread else "within"
     return (
-        f"Old updates (GVR*) change GVR's accuracy by {gain:+.3f} over the last third of the rounds "
-        f"({setting}): {verdict} the joint spread of {spread:.3f}."
+        f"Old updates (GVR*) change GVR's accuracy by {gain:+.3f} over the last third of the "
+        f"rounds ({setting}): {verdict} the joint spread of {spread:.3f}."
     )
 
 

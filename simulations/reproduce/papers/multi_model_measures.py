@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 # Where accuracies are read off; runs are evaluated at least as often.
-ROUNDS = (10, 25, 50, 75, 100, 125, 150)
+ROUNDS = (10, 20, 30, 50, 70, 100, 150)
 # Single rounds are noisy: what is compared beside the last round is the mean of the last third.
 LATE_ACCURACY = "accuracy, last third of the rounds"
 DRAWS = "draws per pair"
