@@ -96,13 +96,31 @@ class PairTraining:
         for group in self._groups:
             rows = np.flatnonzero(np.isin(group.nodes, nodes))
             if len(rows):
-                parts = self._shallow_updates(model, group, torch.from_numpy(rows))
+                hidden, inputs, _, *others = self._descend(model, group, torch.from_numpy(rows))
+                parts = [self._rate * each for each in (hidden.mT @ inputs, *others)]
                 joined = torch.cat([part.flatten(1) for part in parts], dim=1)
                 found[[places[node] for node in group.nodes[rows].tolist()]] = joined.numpy()
         return found
 
-    def _shallow_updates(self, model: Arrays, group: _Group, rows: Tensor) -> list[Tensor]:
-        """Return the updates of both layers' weights and biases, in the model's order."""
+    def norms(self, model: Arrays) -> dict[int, float]:
+        """Return the norm of every node's update, without the updates where that is possible."""
+        found: dict[int, float] = {}
+        for group in self._groups:
+            nodes = group.nodes.tolist()
+            if not self._is_shallow:
+                updates = self.updates(model, nodes).astype(np.float64)
+                found |= zip(nodes, np.linalg.norm(updates, axis=1).tolist(), strict=True)
+                continue
+            # ‖XᵀG‖² is the trace of Gᵀ(XXᵀ)G.
+            every = torch.arange(len(nodes))
+            hidden, _, products, *others = self._descend(model, group, every)
+            squared = ((products @ hidden).double() * hidden).sum((1, 2))
+            squared += sum(other.double().square().flatten(1).sum(1) for other in others)
+            found |= zip(nodes, (self._rate * squared.sqrt()).tolist(), strict=True)
+        return found
+
+    def _descend(self, model: Arrays, group: _Group, rows: Tensor) -> list[Tensor]:
+        """Return ΣG, X, XXᵀ, and the summed gradients of all weights but the first."""
         first, first_bias, last, last_bias = (torch.from_numpy(a) for a in model.values())
         every = len(rows) == len(group.nodes)
         inputs, shares, labels, products = (
@@ -127,7 +145,7 @@ class PairTraining:
             inner = (wrong @ weights) * (put > 0)
             hidden, bias = hidden + inner, bias + inner.sum(1)
             top, top_bias = top + wrong.mT @ active, top_bias + wrong.sum(1)
-        return [rate * each for each in (hidden.mT @ inputs, bias, top, top_bias)]
+        return [hidden, inputs, products, bias, top, top_bias]
 
     def train(
         self,

@@ -84,7 +84,7 @@ class SilentRounds:
 
     def play(self, number: int) -> tuple[dict[str, float], int, int]:
         """Play a round; return what the strategy would tell of it, and bytes up and down."""
-        answers, betas, ready = self._ask()
+        answers, betas = self._ask()
         probabilities = self._probabilities(number, answers)
         drawn = draw_assignment(
             probabilities, generator(self._experiment.config.seed, "assign", number)
@@ -93,7 +93,7 @@ class SilentRounds:
         norms, metrics = np.zeros_like(coefficients), {}
         for column, model in enumerate(self.models):
             nodes = np.flatnonzero(coefficients[:, column] > 0).tolist()
-            trained = self._taken(model, nodes, ready.get(model))
+            trained = self._train(model, nodes)
             before = after = 0.0
             # What is certain does not vary, and needs no norm unless there is an old update.
             unsure = [n for n in nodes if probabilities[n, column] < 1 or self._old_of(model)]
@@ -130,25 +130,26 @@ class SilentRounds:
                 counts[model] = counts.get(model, 0) + 1
         return up, down
 
-    def _ask(self) -> tuple[NDArray, dict[tuple[str, int], float], dict[str, dict[int, NDArray]]]:
-        """Return answers to the rule's question, betas, and the updates of those who trained."""
+    def _ask(self) -> tuple[NDArray, dict[tuple[str, int], float]]:
+        """Return answers to the rule's question, and betas."""
         question, answers = self.rule.question, np.zeros_like(self._shares)
         betas: dict[tuple[str, int], float] = {}
-        ready: dict[str, dict[int, NDArray]] = {}
         for column, model in enumerate(self.models if question else ()):
             assert question is not None
             if not question.trains:
                 for node, loss in self._training[model].losses(self.models[model]).items():
                     answers[node, column] = loss
                 continue
-            nodes = np.flatnonzero(self._available[:, column]).tolist()
+            for node, norm in self._training[model].norms(self.models[model]).items():
+                answers[node, column] = norm
+            old = self._old[model] if question.compares else {}
+            nodes = [int(name) for name in old]
             updates = self._training[model].updates(self.models[model], nodes)
-            ready[model] = dict(zip(nodes, updates, strict=True))
-            for node, update in ready[model].items():
-                old = self._old[model].get(str(node)) if question.compares else None
-                betas[model, node] = best_beta(update, old)
-                answers[node, column] = residual_norm(update, old, betas[model, node])
-        return answers, betas, ready
+            for node, update in zip(nodes, updates, strict=True):
+                betas[model, node] = best_beta(update, old[str(node)])
+                rest = residual_norm(update, old[str(node)], betas[model, node])
+                answers[node, column] = rest
+        return answers, betas
 
     def _probabilities(self, number: int, answers: NDArray) -> NDArray:
         everyone = self._available.astype(np.float64)
@@ -162,19 +163,18 @@ class SilentRounds:
         capacity = self._experiment.capacities
         return self.rule.probabilities(importance, self._strategy.budget, capacity)
 
-    def _taken(
-        self, model: str, nodes: list[int], ready: Mapping[int, NDArray] | None
-    ) -> Trained:
-        """Return what those drawn have trained, before the draw or now."""
+    def _train(self, model: str, nodes: list[int]) -> Trained:
+        """Return what those drawn have trained; again, if they had before the draw."""
         before, training = self.models[model], self._training[model]
         if self.rule.corrects_gradients:
             own, zero = self._own[model], self._zero[model]
             pulls = {node: self._control[model] - own.get(node, zero) for node in nodes}
             return training.train(before, nodes, pulls)
-        if ready is None:
-            ready = dict(zip(nodes, training.updates(before, nodes), strict=True))
-        base = flat(before)
-        return {node: TrainedPair(unflat(base - ready[node], before)) for node in nodes}
+        base, updates = flat(before), training.updates(before, nodes)
+        return {
+            node: TrainedPair(unflat(base - update, before))
+            for node, update in zip(nodes, updates, strict=True)
+        }
 
     def _old_of(self, model: str) -> Mapping[str, NDArray]:
         return self._old[model] if self.rule.keeps_updates else {}
