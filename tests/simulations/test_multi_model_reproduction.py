@@ -106,8 +106,8 @@ def test_unit_steps_sum_to_one_where_somebody_was_drawn():
     assert found.tolist() == [[pytest.approx(2 / 3), 0], [pytest.approx(1 / 3), 0], [0, 0]]
 
 
-def test_all_rules_are_run_in_both_settings_quick_or_not():
-    for scope in (Scope(), Scope(quick=True)):
-        cells = PAPERS[NAME].cells(scope)
-        for setting in (AS_PUBLISHED, LARGE_STEPS):
-            assert len({c.method for c in cells if c.setting == setting}) == 8
+def test_all_rules_are_run_as_published_and_the_baselines_at_a_larger_rate():
+    cells = PAPERS[NAME].cells(Scope())
+    assert len({c.method for c in cells if c.setting == AS_PUBLISHED}) == 8
+    larger = {c.method for c in cells if c.setting == LARGE_STEPS}
+    assert larger == {"full", "lvr", "mifa", "scaffold", "fedvarp", "random"}
