@@ -9,7 +9,13 @@ from simulations.reproduce.catalogue import PAPERS
 from simulations.reproduce.papers import multi_model_claims, multi_model_measures
 from simulations.reproduce.papers.findings import Finding, Findings, compare
 from simulations.reproduce.papers.multi_model_measures import LATE_ACCURACY, accuracy_after
-from simulations.reproduce.papers.multi_model_names import AS_PUBLISHED, LARGE_STEPS, relative
+from simulations.reproduce.papers.multi_model_names import (
+    AS_PUBLISHED,
+    LARGE_STEPS,
+    UNIT_STEPS,
+    WARM,
+    relative,
+)
 from simulations.reproduce.papers.multi_model_rules import UnitSteps
 from simulations.reproduce.papers.spec import Scope
 
@@ -87,16 +93,37 @@ def test_old_updates_are_said_to_help_beyond_the_spread_only_if_they_do(gain, wo
     assert f"{word} the joint spread of 0.100" in said
 
 
-def test_the_picture_has_a_panel_for_every_setting_with_curves():
+@pytest.mark.parametrize(
+    ("warm", "unit", "lacks"),
+    [(0.65, 0.9, "an even step, Σ d/p, rather"), (0.9, 0.65, "draws rather")],
+)
+def test_what_random_draws_lack_is_what_helps_them_most(warm, unit, lacks):
+    shares = {AS_PUBLISHED: 0.8, LARGE_STEPS: 0.6, WARM: warm, UNIT_STEPS: unit}
+    parts = [Finding(s, "random", relative("accuracy"), [v, v]) for s, v in shares.items()]
+    assert f"what they lack is {lacks}" in multi_model_claims.found(findings(*parts))
+
+
+def test_one_seed_has_no_spread():
+    late = relative(LATE_ACCURACY)
+    parts = [Finding(AS_PUBLISHED, rule, late, [0.8]) for rule in ("gvr", "stale")]
+    assert "of one seed" in multi_model_claims.found(findings(*parts))
+
+
+def test_the_picture_has_a_curve_for_every_rule_and_a_bar_for_every_change():
     parts = [
-        Finding(setting, rule, accuracy_after(number), [0.5, 0.6])
-        for setting in (AS_PUBLISHED, LARGE_STEPS)
+        Finding(AS_PUBLISHED, rule, accuracy_after(number), [0.5, 0.6])
         for rule in ("full", "random")
         for number in (10, 20)
     ]
-    figure = multi_model_claims.draw(findings(*parts))
-    assert [len(axes.containers) for axes in figure.axes] == [2, 2]
-    assert [len(axes.containers) for axes in multi_model_claims.draw(findings()).axes] == [0]
+    parts += [
+        Finding(setting, rule, relative("accuracy"), [0.5, 0.6])
+        for setting in (AS_PUBLISHED, LARGE_STEPS)
+        for rule in ("random", "mifa")
+    ]
+    curves, bars = multi_model_claims.draw(findings(*parts)).axes
+    assert len(curves.containers) == 2
+    assert len(bars.patches) == 4
+    assert not any(axes.containers for axes in multi_model_claims.draw(findings()).axes)
 
 
 def test_unit_steps_sum_to_one_where_somebody_was_drawn():

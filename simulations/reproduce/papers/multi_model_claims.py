@@ -8,9 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from simulations.report.figures import (
+    COLOURS,
+    SOFT,
     add_grid,
     draw_means,
-    legend_below,
     new_figure,
     style,
     write_heading,
@@ -21,37 +22,54 @@ from simulations.reproduce.papers.multi_model_names import (
     AS_PUBLISHED,
     LARGE_STEPS,
     RULES,
+    UNIT_STEPS,
+    WARM,
     relative,
 )
 
 _FINAL = relative("accuracy")
 _LATE = relative(LATE_ACCURACY)
+_BASELINES = ("mifa", "scaffold", "fedvarp", "random")
+_BARS = {
+    AS_PUBLISHED: "rate 0.01",
+    LARGE_STEPS: "rate 0.1",
+    WARM: "… and every pair once first",
+    UNIT_STEPS: "… and steps of size 1",
+}
 
 
 def found(findings: Findings) -> str:
-    """Return whether importance and old updates are worth it, and since which round."""
-    sentences = [_stale_beside_gvr(findings, setting) for setting in (AS_PUBLISHED, LARGE_STEPS)]
-    best, random = (findings.get(AS_PUBLISHED, rule, _FINAL) for rule in ("lvr", "random"))
-    far, near = (findings.get(LARGE_STEPS, rule, _FINAL) for rule in ("random", "lvr"))
-    if best and random and far and near:
+    """Return whether old updates are worth it, and what the rules without importance lack."""
+    sentences = [_stale_beside_gvr(findings)]
+    names = (AS_PUBLISHED, LARGE_STEPS, WARM, UNIT_STEPS)
+    rows = [findings.get(name, "random", _FINAL) for name in names]
+    known = [row for row in rows if row is not None]
+    if len(known) == len(names):
+        small, large, warm, unit = known
+        by_draws, by_size = warm.mean - large.mean, unit.mean - large.mean
+        lacks = "an even step, Σ d/p, rather than draws"
+        if by_draws >= by_size:
+            lacks = "draws rather than an even step, Σ d/p"
         sentences.append(
-            f"Sampling by loss has {_said(best)} of full participation's accuracy and random draws "
-            f"{_said(random)}; with large local steps {_said(near)} and {_said(far)}: how much "
-            "importance is worth hangs on the size of the local steps."
+            f"Random draws have {_said(small)} of full participation's accuracy at the author's "
+            f"rate and {_said(large)} at ten times that. There a first draw of every pair makes "
+            f"it {_said(warm)}, and steps whose size does not vary {_said(unit)}: what they lack "
+            f"is {lacks}."
         )
     return " ".join(each for each in sentences if each)
 
 
-def _stale_beside_gvr(findings: Findings, setting: str) -> str:
-    pair = [findings.get(setting, rule, _LATE) for rule in ("stale", "gvr")]
-    if pair[0] is None or pair[1] is None:
+def _stale_beside_gvr(findings: Findings) -> str:
+    stale, gvr = (findings.get(AS_PUBLISHED, rule, _LATE) for rule in ("stale", "gvr"))
+    if stale is None or gvr is None:
         return ""
-    stale, gvr = pair[0], pair[1]
     gain, spread = stale.mean - gvr.mean, math.hypot(stale.sd or 0.0, gvr.sd or 0.0)
-    verdict = "beyond" if gain > spread else "within"
+    verdict = f"{'beyond' if gain > spread else 'within'} the joint spread of {spread:.3f}"
+    if stale.sd is None or gvr.sd is None:
+        verdict = "of one seed, so without a spread"
     return (
-        f"Old updates (GVR*) change GVR's accuracy by {gain:+.3f} over the last third of the "
-        f"rounds ({setting}): {verdict} the joint spread of {spread:.3f}."
+        f"Old updates (GVR*) change GVR's relative accuracy by {gain:+.3f} over the last third of "
+        f"the rounds: {verdict}."
     )
 
 
@@ -60,36 +78,31 @@ def _said(each: Finding) -> str:
 
 
 def draw(findings: Findings) -> Figure:
-    """Draw accuracy against rounds, a curve per rule, means and deviations over seeds."""
-    settings = [each for each in (AS_PUBLISHED, LARGE_STEPS) if _has(findings, each)]
-    figure = new_figure(4.4, width=10.4)
-    panels = figure.subplots(1, max(1, len(settings)), squeeze=False, sharey=True)
-    headings = {
-        AS_PUBLISHED: "training as in the author's code, rate 0.01",
-        LARGE_STEPS: "ten times the learning rate",
-    }
-    for axes, setting in zip(panels.flat, settings, strict=False):
-        for index, rule in enumerate(RULES):
-            _curve(axes, findings, setting, rule, index)
-        axes.set_xlabel("round")
-        add_grid(axes)
-        write_heading(axes, setting, headings[setting])
-    panels[0, 0].set_ylabel("test accuracy, mean of the models")
-    legend_below(figure, panels[0, 0], columns=8)
+    """Draw accuracy against rounds by rule, and what helps the rules without importance."""
+    figure = new_figure(4.6, width=10.4)
+    curves, bars = figure.subplots(1, 2)
+    for index, rule in enumerate(RULES):
+        _curve(curves, findings, rule, index)
+    curves.set_xlabel("round")
+    curves.set_ylabel("test accuracy, mean of the models")
+    add_grid(curves)
+    write_heading(curves, "Accuracy by rule", "training as in the author's code, rate 0.01")
+    _draw_bars(bars, findings)
+    for axes, columns in ((curves, 4), (bars, 2)):
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(
+                loc="upper center",
+                bbox_to_anchor=(0.5, -0.14),
+                ncols=columns,
+                frameon=False,
+                fontsize=9,
+            )
     return figure
 
 
-def _points(findings: Findings, setting: str, rule: str) -> list[tuple[int, Finding]]:
-    rows = [(number, findings.get(setting, rule, accuracy_after(number))) for number in ROUNDS]
-    return [(number, each) for number, each in rows if each is not None]
-
-
-def _has(findings: Findings, setting: str) -> bool:
-    return any(_points(findings, setting, rule) for rule in RULES)
-
-
-def _curve(axes: Axes, findings: Findings, setting: str, rule: str, index: int) -> None:
-    points = _points(findings, setting, rule)
+def _curve(axes: Axes, findings: Findings, rule: str, index: int) -> None:
+    rows = [(n, findings.get(AS_PUBLISHED, rule, accuracy_after(n))) for n in ROUNDS]
+    points = [(number, each) for number, each in rows if each is not None]
     if points:
         look = style(index)
         draw_means(
@@ -102,3 +115,25 @@ def _curve(axes: Axes, findings: Findings, setting: str, rule: str, index: int) 
             line=look.line,
             label=rule,
         )
+
+
+def _draw_bars(axes: Axes, findings: Findings) -> None:
+    width = 0.8 / len(_BARS)
+    for number, (setting, label) in enumerate(_BARS.items()):
+        rows = [(at, findings.get(setting, rule, _FINAL)) for at, rule in enumerate(_BASELINES)]
+        there = [(at, each) for at, each in rows if each is not None]
+        if there:
+            axes.bar(
+                [at + (number - 1.5) * width for at, _ in there],
+                [each.mean for _, each in there],
+                width,
+                yerr=[each.sd or 0.0 for _, each in there],
+                error_kw={"capsize": 2, "elinewidth": 1},
+                color=COLOURS[number],
+                label=label,
+            )
+    axes.axhline(1.0, color=SOFT, linewidth=1)
+    axes.set_xticks(range(len(_BASELINES)), _BASELINES)
+    axes.set_ylabel("relative to full participation")
+    add_grid(axes, "y")
+    write_heading(axes, "Rules without importance", "after the last round, one thing changed each")
