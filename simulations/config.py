@@ -88,8 +88,8 @@ class BackendConfig:
     address: Optional[str] = None  # noqa: UP045
 
     def __post_init__(self) -> None:
-        kinds = ("inprocess", "ray", "lockstep")
-        _require("backend.kind", self.kind, self.kind in kinds, "inprocess or ray or lockstep")
+        kinds = ("inprocess", "ray", "lockstep", "silent")
+        _require("backend.kind", self.kind, self.kind in kinds, " or ".join(kinds))
         try:
             check_device(self.device)
         except OptionError as error:

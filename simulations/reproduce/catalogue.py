@@ -9,6 +9,7 @@ from simulations.reproduce.papers import (
     gems2018,
     gems2019,
     gems2019_checks,
+    multi_model2025,
     protocol_grid,
     slides2025,
 )
@@ -25,6 +26,7 @@ PAPERS: dict[str, Reproduction] = {
         driving2018,
         protocol_grid,
         slides2025,
+        multi_model2025,
     )
     for each in module.REPRODUCTIONS
 }
@@ -85,9 +87,9 @@ STUDIES: dict[str, Study] = {
         ),
         Study(
             name="multi_model_rates",
-            about="A learning rate for several models at once, chosen without the test data.",
+            about="Learning rates for several models at once, chosen without the test data.",
             where="Slides 2025, Table I",
-            minutes=20,
+            minutes=8,
             quick=("rounds=2",),
         ),
         Study(

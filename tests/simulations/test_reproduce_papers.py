@@ -47,6 +47,7 @@ DERIVED = {
     "bytes beside FedAvg",
     "loss beside FedAvg",
     "accuracy less FedAvg's",
+    "accuracy relative to full participation",
 }
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from simulations.reproduce.papers.multi_model_measures import MULTI_MODEL_MEASURES
+
 Result = Mapping[str, Any]
 Measure = Callable[[Result, Path], float | None]
 # How long after a drift communication counts as a reaction to it.
@@ -108,6 +110,7 @@ MEASURES: dict[str, Measure] = {
     "test loss over rounds": _mean_test_loss,
     "rounds": _rounds_to_target,
     "burst after drift": lambda result, folder: burst(folder, result["details"].get("drifts", [])),
+    **MULTI_MODEL_MEASURES,
 }
 
 

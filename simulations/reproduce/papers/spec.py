@@ -23,6 +23,7 @@ STAND_IN = "digits"
 # Data sets that need no files, for those that do.
 STAND_INS = {
     "mnist": "digits",
+    "fashion_mnist": "digits",
     "cifar10_features": "digits",
     "ham10000_features": "digits",
     "mnist_permuted": "digits_permuted",
