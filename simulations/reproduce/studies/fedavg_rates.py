@@ -53,8 +53,6 @@ SEARCHES = (
     Search("CNN, C = 0", "IID, B = 10", 6, -3),
     Search("2NN, C = 0.1", "non-IID, B = 10", 120, -4),
     Search("2NN, C = 0.1", "IID, B = ∞", 120, -1),
-    Search("2NN, C = 0", "non-IID, B = 10", 300, -5),
-    Search("2NN, C = 0.1", "non-IID, B = ∞", 150, -2),
 )
 
 
