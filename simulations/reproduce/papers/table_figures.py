@@ -147,6 +147,7 @@ def rounds_bars(found: Findings) -> Figure:
         before = each.finding.method
         places.append(place)
         _rounds_bar(axes, each, place)
+    axes.set_ylim(place - 0.7, places[0] + 0.7)
     axes.set_xscale("log")
     axes.set_xlim(left=_LEAST_ROUNDS)
     # Room for the numbers beside the longest bars.
