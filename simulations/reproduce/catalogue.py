@@ -93,6 +93,23 @@ STUDIES: dict[str, Study] = {
             quick=("rounds=2",),
         ),
         Study(
+            name="fedavg_rates",
+            about="Learning rates for FedAvg's table, searched on validation data as McMahan et "
+            "al. did.",
+            where="Slides 2025, Table 1",
+            minutes=4,
+            quick=("rounds=2",),
+        ),
+        Study(
+            name="fedavg_causes",
+            about="Why FedAvg needs other numbers of rounds than published: rate, initial weights, "
+            "examples.",
+            where="Slides 2025, Table 1",
+            minutes=4,
+            seeds=3,
+            quick=("rounds=3",),
+        ),
+        Study(
             name="compressed_streams",
             about="Does compression cost loss? Protocols in float32, int8 and int4 on three "
             "streams, bytes at equal loss.",
