@@ -26,7 +26,6 @@ from gems_flwr.errors import OptionError
 from gems_flwr.spaces.neuron_balls import NeuronBalls
 from gems_flwr.typing import Float
 
-
 Bias = Literal["mean", "sum"]
 
 
@@ -42,7 +41,8 @@ class Outgoing:
     Examples
     --------
     >>> from gems_flwr import LayerwiseGems, Neurons, Outgoing
-    >>> LayerwiseGems(neurons=Neurons(measure="loss", epsilon=0.4), head=Outgoing()).neurons.outgoing
+    >>> strategy = LayerwiseGems(neurons=Neurons(measure="loss", epsilon=0.4), head=Outgoing())
+    >>> strategy.neurons.outgoing
     True
     """
 

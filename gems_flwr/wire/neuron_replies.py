@@ -84,9 +84,9 @@ def unpack_neurons_reply(
         raise BadReplyError(f"expected a ConfigRecord '{SPACE_META}'")
     try:
         meta = read_json(text.get(JSON), SPACE_META)
-        for key, wanted in {SERVER_ROUND: server_round, LAYER: request.layer}.items():
-            if meta.get(key) != wanted:
-                raise SpaceError(key, str(wanted), shown(meta.get(key)))
+        for key, number in {SERVER_ROUND: server_round, LAYER: request.layer}.items():
+            if meta.get(key) != number:
+                raise SpaceError(key, str(number), shown(meta.get(key)))
         array = checked_array(
             record[NEURONS], NEURONS, (width, dimension + 2), np.dtype(np.float32)
         )

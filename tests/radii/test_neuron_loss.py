@@ -2,6 +2,7 @@
 
 import copy
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ def a_network(hidden=(6,), seed=0, activation=nn.ReLU):
     widths = [5, *hidden]
     layers = [
         part
-        for below, above in zip(widths, widths[1:], strict=False)
+        for below, above in pairwise(widths)
         for part in (nn.Linear(below, above), activation())
     ]
     return nn.Sequential(*layers, nn.Linear(widths[-1], 3)).double()
@@ -151,7 +152,8 @@ def test_a_node_measures_on_the_rows_it_draws(as_batches, max_rows):
         )
         for epsilon in (0.01, 0.2)
     )
-    assert (small.radii > 0).all() and (small.radii <= large.radii).all()
+    assert (small.radii > 0).all()
+    assert (small.radii <= large.radii).all()
     np.testing.assert_array_equal(small.bias_above, model[-1].bias.detach().numpy())
 
 

@@ -50,7 +50,7 @@ def output_bias(node):
 
 @pytest.mark.parametrize("nodes", [2, 3])
 def test_side_by_side_the_logits_are_the_sum_of_the_nodes_logits(nodes):
-    """concat merges nothing; with the sum of biases that is an identity, node by node."""
+    """Concat merges nothing; with the sum of biases that is an identity, node by node."""
     result = run(nodes=nodes, head=Outgoing(bias="sum"))
     assert [record.round for record in result.history] == [0, 1]
     assert result.details["hidden"] == [8 * nodes]
@@ -168,7 +168,8 @@ def without(arrays):
 def test_a_node_with_a_bad_bias_is_named_and_left_out(change, said):
     result = run(spoiled_by(change), min_nodes=1)
     (failure,) = result.history[-1].failures
-    assert failure.node == "1" and said in failure.reason
+    assert failure.node == "1"
+    assert said in failure.reason
     np.testing.assert_allclose(logits(result.arrays), trained(0), rtol=1e-4, atol=1e-4)
     with pytest.raises(RoundFailedError):
         run(spoiled_by(change), min_nodes=2)
