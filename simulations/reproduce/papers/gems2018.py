@@ -180,9 +180,12 @@ def _factors(scope: Scope) -> list[Cell]:
     for name, more in {
         "a sixth of the data": (few,),
         "without dropout": ("model.dropout=0",),
+        "torch's initial weights": ("model.initial=torch",),
+        "batches of 128": ("train.batch_size=128",),
         "one start for both": ("own_initial_weights=false",),
     }.items():
         cells += [
+            (name, "Averaged", (*REFERENCES["Averaged"], *more), None),
             (name, "Side by side", (*beside, *more), None),
             (name, "GEMS", (*gems, *more), None),
         ]
