@@ -1,4 +1,4 @@
-"""What GEMS 2018's Table 1 shows: networks of one epoch side by side, and what merging costs.
+"""What GEMS 2018's Table 1 shows: networks of one epoch, and what merging costs.
 
 Reads the findings of ``gems2018_factors``.
 """
@@ -40,20 +40,21 @@ def found(findings: Findings) -> str:
     width = findings.get(BASE, "GEMS", "hidden neurons")
     if beside is None or gems is None or second is None or width is None or None in late:
         return ""
-    pairs = findings.get("all pairs that meet", "GEMS", "hidden neurons")
     said = (
-        f"The paper's network is two networks of one epoch side by side. The sum of their logits "
-        f"has {_shown(beside)} where the paper has {PAPER:.2f}; after {longest:g} epochs it has "
-        f"{_shown(late[0])}, and nothing else was changed. Merging does not add to that: with "
-        f"{width.mean:.0f} instead of 100 hidden neurons it is {_shown(gems)}. Our second round, "
-        f"which trains an output layer on each node and intersects those, has {_shown(second)} "
-        f"on the same neurons ({_shown(late[1])} after {longest:g} epochs)."
+        f"How long the learners train decides, not how neurons are merged. At one epoch, where the "
+        f"paper's local, averaged and pooled networks are, our second round (an output layer from "
+        f"each node, intersected) has {_shown(second)} on {width.mean:.0f} neurons; the paper has "
+        f"{PAPER:.2f} on 68. After {longest:g} epochs the same has {_shown(late[1])}. The output "
+        f"layer that the paper describes, made of merged outgoing weights, has {_shown(gems)} on "
+        f"these neurons and {_shown(beside)} with nothing merged, which is the sum of the "
+        f"learners' logits ({_shown(late[0])} after {longest:g} epochs)."
     )
+    pairs = findings.get("all pairs that meet", "GEMS", "hidden neurons")
     if pairs is None:
         return said
     return (
-        f"{said} The paper's 41 pairs and 68 neurons cannot be all pairs of balls that meet: those "
-        f"make a layer of {pairs.mean:.0f}."
+        f"{said} 41 pairs and 68 neurons cannot be all pairs of balls that meet, as its algorithm "
+        f"has it: those make a layer of {pairs.mean:.0f}."
     )
 
 
