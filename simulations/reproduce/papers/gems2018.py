@@ -196,6 +196,17 @@ def _factors(scope: Scope) -> list[Cell]:
         ("sum of biases", "Side by side", (*beside, "strategy.head.bias=sum"), None),
         ("cone head", "GEMS", _merged(**epsilon, **FULL_HEAD), None),
     ]
+    # Which of the two trainings is too long: that of the neurons, or that of the output layer?
+    second = _merged(**epsilon, **BALL)
+    cells += [
+        (
+            f"epochs: {hidden}, of the output layer: {output}",
+            "GEMS, second round",
+            (*second, f"train.epochs={hidden}", f"train.output_epochs={output}"),
+            None,
+        )
+        for hidden, output in ((1, EPOCHS[-1]), (EPOCHS[-1], 1))
+    ]
     networks = [
         Cell(
             setting,
