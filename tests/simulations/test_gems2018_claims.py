@@ -2,6 +2,9 @@
 
 import matplotlib.pyplot as plt
 import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
 
 from simulations.reproduce.papers import gems2018, gems2018_claims
 from simulations.reproduce.papers.findings import Finding, Findings
@@ -49,3 +52,37 @@ def test_the_factors_have_what_the_claim_reads():
     for method in ("Side by side", "GEMS", "GEMS, second round"):
         assert (gems2018_claims.BASE, method) in cells
     assert ("all pairs that meet", "GEMS") in cells
+
+
+def test_learners_that_train_longer_know_their_own_data_better_and_add_up_to_less():
+    """The smallest experiment behind the claim: digits, and digits with permuted pixels.
+
+    Side by side two networks' logits add up (tests/strategies/test_outgoing_head.py). Each learner's
+    grow as it trains, on data that it has never seen as on its own.
+    """
+    digits = load_digits()
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(len(digits.target), generator=generator)
+    inputs = torch.tensor(digits.data).float()[order] / 16
+    labels = torch.tensor(digits.target)[order]
+    both = [inputs, inputs[:, torch.randperm(64, generator=generator)]]
+    held_out = torch.cat([each[1400:] for each in both])
+    own: dict[int, list[float]] = {300: [], 1500: []}
+    logits = dict.fromkeys(own, torch.zeros(1))
+    for learner, mine in enumerate(both):
+        torch.manual_seed(learner + 1)
+        model = nn.Sequential(nn.Linear(64, 50), nn.ReLU(), nn.Linear(50, 10))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+        for step in range(1, 1501):
+            batch = torch.randint(0, 1400, (64,))
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(mine[batch]), labels[batch]).backward()
+            optimizer.step()
+            if step in own:
+                found = model(mine[1400:]).argmax(1) == labels[1400:]
+                own[step].append(float(found.float().mean()))
+                logits[step] = logits[step] + model(held_out).detach()
+    right = labels[1400:].repeat(2)
+    short, long = (float((each.argmax(1) == right).float().mean()) for each in logits.values())
+    assert min(own[1500]) > max(own[300])
+    assert long < short - 0.1
