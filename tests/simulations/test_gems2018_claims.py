@@ -57,8 +57,8 @@ def test_the_factors_have_what_the_claim_reads():
 def test_learners_that_train_longer_know_their_own_data_better_and_add_up_to_less():
     """The smallest experiment behind the claim: digits, and digits with permuted pixels.
 
-    Side by side two networks' logits add up (tests/strategies/test_outgoing_head.py). Each learner's
-    grow as it trains, on data that it has never seen as on its own.
+    Side by side two networks' logits add up (tests/strategies/test_outgoing_head.py). Each
+    learner's grow as it trains, on data that it has never seen as on its own.
     """
     digits = load_digits()
     generator = torch.Generator().manual_seed(0)
