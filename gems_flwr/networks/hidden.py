@@ -94,10 +94,22 @@ def read_neuron_inputs(
         raise ModelError("there is no data to build a space on")
     inputs = torch.cat(seen)
     rows = _rows(module, inputs, max_rows, seed)
-    fallback = activation_of(activation or nn.ReLU())
-    if fallback is None:
+    return NeuronInputs(rows, found or _fallback(activation))
+
+
+def activation_behind(
+    model: nn.Module, sample: Tensor, arrays: Arrays, index: int, activation: nn.Module | None
+) -> Activation:
+    """Return the activation behind a hidden layer; where no module shows it, the one given."""
+    names = [layer.name for layer in weight_layers(arrays)]
+    return _checked_chain(model, sample[:2], names, index) or _fallback(activation)
+
+
+def _fallback(activation: nn.Module | None) -> Activation:
+    known = activation_of(activation or nn.ReLU())
+    if known is None:
         raise ModelError(f"{activation} is no activation")
-    return NeuronInputs(rows, found or fallback)
+    return known
 
 
 def _checked_chain(model: nn.Module, x: Tensor, names: list[str], index: int) -> Activation | None:

@@ -40,7 +40,7 @@ from simulations.experiment.fixed_lift import LIFT_MEMORY
 from simulations.experiment.linear_optimum import linear_optimum
 from simulations.experiment.model_copies import copy_model
 from simulations.experiment.needs_classes import refuse_without_classes
-from simulations.experiment.remembered import fit_once
+from simulations.experiment.remembered import built_once, fit_once
 from simulations.experiment.training import TrainOptions, predictions, tensors
 from simulations.streams.learning import learn
 from simulations.streams.source import BatchSource
@@ -82,8 +82,12 @@ class Experiment:
     @functools.cached_property
     def dataset(self) -> Dataset:
         """The data set, with its test part and public sample."""
-        loaded = self._build(
-            "dataset", data_dir=self.config.data_dir, seed=derive_seed(self.config.seed, "data")
+        config = self.config
+        loaded = built_once(
+            repr(("dataset", config.dataset, config.data_dir, config.seed)),
+            lambda: self._build(
+                "dataset", data_dir=config.data_dir, seed=derive_seed(config.seed, "data")
+            ),
         )
         assert isinstance(loaded, Dataset)
         if not loaded.classes:
@@ -98,8 +102,13 @@ class Experiment:
             return [self._own_share(self._own_data)]
         if not len(pool):
             return []
-        parts = self._divide(pool.labels, self.dataset.groups, config.nodes)
-        return [self._share(pool.take(part), node) for node, part in enumerate(parts)]
+
+        def divided() -> Sequence[Share]:
+            parts = self._divide(pool.labels, self.dataset.groups, config.nodes)
+            return [self._share(pool.take(part), node) for node, part in enumerate(parts)]
+
+        settings = (config.dataset, config.data_dir, config.partition, config.nodes)
+        return built_once(repr(("shares", *settings, config.validation, config.seed)), divided)
 
     @functools.cached_property
     def held_out(self) -> Examples:
