@@ -258,12 +258,12 @@ def test_options_out_of_range_are_refused_when_the_strategy_is_built(options, ma
         MergedModels(**options)
 
 
-@pytest.mark.parametrize("method", ["regmean", "fisher", "kfac"])
-def test_a_convolution_is_refused_before_anybody_trains(method):
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
+@pytest.mark.parametrize("method", ["regmean", "fisher", "kfac", "fedfisher_diagonal"])
+def test_a_convolution_of_a_sequence_is_refused_before_anybody_trains(method):
+    model = nn.Sequential(nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
     initial = to_record({k: v.numpy() for k, v in model.state_dict().items()})
     grid = InProcessGrid(users_app(), 3)
-    with pytest.raises(ValueError, match="'0' is no linear layer"):
+    with pytest.raises(ValueError, match="'0' is neither linear nor a convolution of images"):
         MergedModels(method=method).start(grid, initial)
 
 
