@@ -218,7 +218,8 @@ def _directions(moment: Float, rank: int) -> tuple[NDArray[np.int8], NDArray[np.
     first = np.arange(len(values))[::-1][:rank]
     columns = vectors[:, first] * np.sqrt(np.maximum(values[first], 0.0))
     steps = (np.abs(columns).max(axis=0) / _COLUMN_CODE).astype(np.float32)
-    inverse = np.divide(1.0, steps, out=np.zeros(len(steps)), where=steps > 0)
+    # In double precision: the reciprocal of a tiny step is finite there.
+    inverse = np.divide(1.0, steps.astype(np.float64), out=np.zeros(len(steps)), where=steps > 0)
     codes = np.clip(np.rint(columns * inverse), -_COLUMN_CODE, _COLUMN_CODE)
     return codes.astype(np.int8), steps
 

@@ -75,6 +75,20 @@ def measure_statistics(
     kinds = NEEDED[method]
     if not kinds:
         return {}
+    return measure_kinds(kinds, labels, arrays, data, model=model, seed=seed, device=device)
+
+
+def measure_kinds(
+    kinds: Sequence[Kind],
+    labels: Labels,
+    arrays: Arrays,
+    data: Data,
+    *,
+    model: nn.Module | None = None,
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+) -> Statistics:
+    """Return some statistics of a network, measured in one pass; see `measure_statistics`."""
     layers = check_layers(arrays)
     module, weighted = _prepared(model, arrays, layers)
     with moved(module, chosen_device(device)):

@@ -18,7 +18,7 @@ from gems_flwr.typing import Arrays
 
 # What is tried where there is a sample to choose by: as in FedFisher's code, and for dampings.
 SHRINKS: tuple[float, ...] = (0.9, 0.1)
-KFAC_DAMPINGS: tuple[float, ...] = (1e-3, 1e-4, 1e-2, 0.1, 1.0)
+KFAC_DAMPINGS: tuple[float, ...] = (1e-3, 1e-2, 0.1, 1.0)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

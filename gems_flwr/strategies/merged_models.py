@@ -57,7 +57,7 @@ class MergedModels(RoundLoop):
         Of FedFisher, at most; at least 1.
     choose : int, default 0
         How many public samples there are to choose by what a method leaves open: the steps of
-        FedFisher, the shrink of regmean (0.9 or 0.1) and the damping of kfac (1 to 1e-4), where
+        FedFisher, the shrink of regmean (0.9 or 0.1) and the damping of kfac (1 to 1e-3), where
         they are not given. FedFisher's authors have 500.
     labels : {"exact", "sampled"}
         Of Fisher matrices: gradients in expectation over predicted labels, or for drawn ones.

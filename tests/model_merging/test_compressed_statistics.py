@@ -42,7 +42,7 @@ def test_the_bytes_are_at_most_the_share_of_the_models_and_not_much_less(method,
     # Two layers' scales of a diagonal come on top.
     assert sent <= share * model + 8
     if (method, share) == ("kfac", 0.5):
-        # One direction more of all four factors (21, 30, 31 and 10 rows, with scales) would not fit.
+        # One direction more of all four factors, with its scales, would not fit.
         assert sent > share * model - (21 + 30 + 31 + 10 + 16)
 
 

@@ -1,5 +1,7 @@
 """FedFisher's steps lead from the average towards the minimum of the Fisher objective."""
 
+import itertools
+
 import numpy as np
 import pytest
 from helpers_merging import arrays_of, network, samples, with_labels
@@ -65,7 +67,7 @@ def test_steps_lower_the_objective_to_its_minimum(shape):
         objective(shape, merged, models, statistics)
         for _, merged in fedfisher_models(shape, models, statistics, WEIGHTS, steps=2000)
     ]
-    assert all(after < before for before, after in zip(found[:4], found[1:5], strict=True))
+    assert all(after < before for before, after in itertools.pairwise(found[:5]))
     best = dict(models[0])
     for weight in statistics[0]:
         left, right = 0.0, 0.0
@@ -97,7 +99,7 @@ def test_the_model_that_scores_best_is_taken_and_the_earlier_one_of_equals():
     assert merged.details == {"steps": 100, "tried": 4, "public_score": 0.7}
 
 
-@pytest.mark.parametrize(("method", "tried"), [("regmean", 2), ("kfac", 5), ("fisher", 1)])
+@pytest.mark.parametrize(("method", "tried"), [("regmean", 2), ("kfac", 4), ("fisher", 1)])
 def test_what_is_given_is_not_chosen(method, tried):
     models, statistics = nodes(method)
     chosen = merge_models(method, models, statistics, WEIGHTS, score=lambda _: 0.0)
