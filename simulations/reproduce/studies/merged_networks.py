@@ -112,7 +112,7 @@ def run(
     logging.getLogger("flwr").setLevel(logging.ERROR)
     words, numbers = _take_numbers(overrides)
     base = [*SETTING, f"train.epochs={EPOCHS}", "progress=false", *words]
-    epochs = int(compose_config(base).train_options.epochs)
+    epochs = compose_config(base).train_options.epochs
     fill = {**numbers, "layer_epochs": max(1, epochs // 5)}
     path = output / "merged_networks.json"
     found = _read(path, overrides)
@@ -130,7 +130,9 @@ def run(
                 for name, row in rows.items()
                 if str(seed) not in found.get(name, {})
             }
-            _one_seed(compose_config(seeded), configs, partial(keep, seed))
+            # How long nodes train is the strategy's to say, and the same for all that merge.
+            nodes = compose_config([*seeded, *MERGED["average"]])
+            _one_seed(nodes, configs, partial(keep, seed))
     print_table(_table(found, seeds), console, title="Test accuracy of one network for all nodes")
     console.print(f"Results: {path}", soft_wrap=True, highlight=False, markup=False)
     return path
