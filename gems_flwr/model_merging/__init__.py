@@ -11,6 +11,6 @@
 A model is a mapping from names to numpy arrays, a chain of linear and convolutional layers as
 `gems_flwr.networks.layers.weight_layers` sees it; a bias is the weight of one more input that is
 always one. `measure` gathers on a node what a method needs besides the model, with the sums of
-`layer_moments`; `layer_statistics` says what that is and checks it, `compressed_statistics` makes it
-as small as the model; `merge_models` chooses the method.
+`layer_moments`; `layer_statistics` says what that is and checks it, `compressed_statistics` makes
+it as small as the model; `merge_models` chooses the method.
 """

@@ -11,7 +11,8 @@ from simulations.run import run
 
 QUIET = Console(quiet=True)
 SMALL = ["dataset=digits", "model=cnn", "nodes=2", "train.epochs=1", "steps=100", "choose=50"]
-ROWS = ("average", "neuron matching", "FedFisher, diagonal, compressed")
+COMPRESSED = "FedFisher, diagonal, compressed"
+ROWS = ("average", "neuron matching", "FedFisher, diagonal", COMPRESSED)
 
 
 @pytest.fixture
@@ -26,10 +27,12 @@ def test_rows_made_of_prepared_nodes_are_those_of_ordinary_runs(short, tmp_path)
     path = merged_networks.run(SMALL, tmp_path, QUIET, seeds=[0])
     rows = json.loads(path.read_text())["rows"]
     common = [*SMALL[:4], "partition=dirichlet", "progress=false"]
-    for name in (ROWS[0], ROWS[2]):
+    for name in (ROWS[0], ROWS[2], COMPRESSED):
         options = [word.format(choose=50, steps=100) for word in merged_networks.MERGED[name]]
         result = run(compose_config([*common, *options]), tmp_path / name, QUIET)
-        assert rows[name]["0"]["accuracy"] == result["accuracy"], name
+        # Of a run in half precision the initial weights are rounded, too, before anybody trains.
+        near = 0.05 if name == COMPRESSED else 0.0
+        assert rows[name]["0"]["accuracy"] == pytest.approx(result["accuracy"], abs=near), name
         # Metrics of training are not in the prepared replies.
         up = result["bytes_up"] / 2 / 1000
         assert rows[name]["0"]["kilobytes_up"] == pytest.approx(up, abs=0.3), name
