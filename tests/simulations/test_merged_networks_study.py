@@ -33,9 +33,10 @@ def test_rows_made_of_prepared_nodes_are_those_of_ordinary_runs(short, tmp_path)
         # Of a run in half precision the initial weights are rounded, too, before anybody trains.
         near = 0.05 if name == COMPRESSED else 0.0
         assert rows[name]["0"]["accuracy"] == pytest.approx(result["accuracy"], abs=near), name
-        # Metrics of training are not in the prepared replies.
-        up = result["bytes_up"] / 2 / 1000
-        assert rows[name]["0"]["kilobytes_up"] == pytest.approx(up, abs=0.3), name
+        # Metrics of training are not in the prepared replies. Weights that did not move since the
+        # rounded start cost nothing, those since the exact one do.
+        up, off = result["bytes_up"] / 2 / 1000, 0.1 if name == COMPRESSED else 0.002
+        assert rows[name]["0"]["kilobytes_up"] == pytest.approx(up, rel=off), name
     assert rows[ROWS[1]]["0"]["accuracy"] == rows[ROWS[0]]["0"]["accuracy"]
     assert rows["GEMS, cones on random filters"]["0"]["accuracy"] > rows[ROWS[0]]["0"]["accuracy"]
     # A second time nothing is run; with other options everything is.
