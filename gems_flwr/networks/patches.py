@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -54,8 +53,3 @@ def image_chunks(module: nn.Conv2d, images: Tensor) -> Iterator[slice]:
     step = max(1, CHUNK_VALUES // (positions * width))
     for start in range(0, len(images), step):
         yield slice(start, start + step)
-
-
-def maps_as_rows(maps: Tensor) -> Tensor:
-    """Return feature maps (images, filters, height, width) as (images, positions, filters)."""
-    return torch.flatten(maps, start_dim=2).transpose(1, 2)
