@@ -116,9 +116,9 @@ def _gradient(
         return lambda at: there(at) - pull
 
     def slope(at: Float) -> Float:
-        total = np.zeros_like(at)
+        total: Float = -pull
         for b, a in zip(lefts, rights, strict=True):
             total += b @ at @ a
-        return total - pull
+        return total
 
     return slope
