@@ -243,15 +243,19 @@ class StatisticsRequest(JsonRequest):
 
     Parameters
     ----------
-    method : {"regmean", "fisher", "kfac", "matching"}
+    method : one of `gems_flwr.model_merging.layer_statistics.NEEDED`
         How models will be merged.
     labels : {"exact", "sampled"}
         Whether gradients are taken in expectation over the labels that the model itself predicts
         (a backward pass per class), or for one label drawn from the prediction.
+    share : float
+        Bytes of the statistics relative to the model's in single precision, up to 10; 0: as they
+        are, whatever that takes.
     """
 
     method: MergeMethod
     labels: Labels = "exact"
+    share: float = 0.0
 
     def __post_init__(self) -> None:
         from gems_flwr.model_merging.layer_statistics import NEEDED
@@ -260,6 +264,7 @@ class StatisticsRequest(JsonRequest):
             {
                 "method": (self.method in NEEDED, f"one of {list(NEEDED)}"),
                 "labels": (self.labels in ("exact", "sampled"), "one of ['exact', 'sampled']"),
+                "share": (0 <= self.share <= 10, "from 0 to 10"),
             }
         )
 

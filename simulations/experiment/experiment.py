@@ -389,7 +389,7 @@ class Experiment:
             sent = self._initial_model.state_dict()
             floats = (n for n, b in self._initial_model.named_buffers() if b.is_floating_point())
             offered["buffers"] = tuple(name for name in floats if name in sent)
-        if config.strategy.get("tune", 0) != 0:
+        if config.strategy.get("tune", 0) != 0 or config.strategy.get("choose", 0) != 0:
             public = self.dataset.public
             if "public" in accepted:
                 offered["public"] = self.output_inputs(public)

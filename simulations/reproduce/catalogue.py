@@ -119,6 +119,15 @@ STUDIES: dict[str, Study] = {
             quick=("rounds=40", "evaluate_every=40"),
         ),
         Study(
+            name="merged_networks",
+            about="What are the peers worth on convolutional networks? LeNets averaged, merged by "
+            "RegMean, Fisher matrices and FedFisher, and GEMS beside them.",
+            where="FedFisher 2024",
+            minutes=35,
+            seeds=3,
+            quick=("train.epochs=2", "steps=500"),
+        ),
+        Study(
             name="soak",
             about="Does a long run stay small? Memory over 200 rounds on Ray with failing nodes.",
             minutes=5,
