@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from gems_flwr.networks.subclasses import other_output_layer as other_output_layer
     from gems_flwr.networks.subclasses import split_classes as split_classes
     from gems_flwr.networks.surgery import resize_model as resize_model
+    from gems_flwr.neuron_merging.outgoing_head import Outgoing as Outgoing
     from gems_flwr.offline import OfflineResult as OfflineResult
     from gems_flwr.offline import aggregate_files as aggregate_files
     from gems_flwr.offline_totals import write_difference as write_difference
@@ -160,6 +161,7 @@ _HOMES = {
     "Ellipsoid": "wire.space_requests",
     "Means": "wire.space_requests",
     "Neurons": "wire.requests",
+    "Outgoing": "neuron_merging.outgoing_head",
     "Refine": "server.refine_options",
     # How MultiModel draws clients.
     "FedVarp": "strategies.multi_model.sampling_rules",

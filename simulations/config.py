@@ -88,8 +88,8 @@ class BackendConfig:
     address: Optional[str] = None  # noqa: UP045
 
     def __post_init__(self) -> None:
-        kinds = ("inprocess", "ray", "lockstep")
-        _require("backend.kind", self.kind, self.kind in kinds, "inprocess or ray or lockstep")
+        kinds = ("inprocess", "ray", "lockstep", "silent")
+        _require("backend.kind", self.kind, self.kind in kinds, " or ".join(kinds))
         try:
             check_device(self.device)
         except OptionError as error:
@@ -206,6 +206,8 @@ class RunConfig:
             del values["strategy"]["budget_bytes"]
         if values["strategy"].get("compress") == "float32":
             del values["strategy"]["compress"]
+        if values["train"].get("output_start") == "zero":
+            values["train"] = {k: v for k, v in values["train"].items() if k != "output_start"}
         if self.evaluate_on != "validation":
             # Likewise.
             del values["evaluate_on"]

@@ -58,7 +58,11 @@ def flat_strategy(strategy: Mapping[str, Any]) -> dict[str, Any]:
         flat |= _flat_space(flat, _EPSILON)
     if isinstance(flat.get("neurons"), Mapping):
         flat |= {_NEURONS.get(key, key): value for key, value in _own(flat.pop("neurons")).items()}
-    if isinstance(flat.get("head"), Mapping):
+    if isinstance(flat.get("head"), Mapping) and "space" not in flat["head"]:
+        # Outgoing weights: no space, and no round for it.
+        kind = str(flat["head"]["_target_"]).rpartition(".")[2].lower()
+        flat["head"], flat["output"] = kind, dict(_own(flat["head"]))
+    elif isinstance(flat.get("head"), Mapping):
         head = _as_before(_own(flat["head"]))
         space = _flat_space(head, _HEAD_EPSILON)
         flat["head"] = space.pop("space")
@@ -97,7 +101,8 @@ def _as_before(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_said(key: str, value: Any) -> bool:
     """Return whether an option of a space is older than its name, or set."""
-    return key != "sketch" or value is not None
+    later = {"sketch": None, "damping": 0, "labels": "exact", "fisher_samples": None}
+    return key not in later or bool(later[key] != value)
 
 
 def _own(node: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from gems_flwr.runtime.checkpoint import CheckpointFolder
 from gems_flwr.server.settings import Callback
 from gems_flwr.tracking.live_view import LiveView
 from simulations.backends.launch import run_on_backend
+from simulations.backends.silent import run_silently
 from simulations.config import (
     CONFIG_DIR,
     ConfigError,
@@ -112,6 +113,10 @@ def _run(
     console: Console,
     command: str | None = None,
 ) -> dict[str, Any]:
+    if config.backend.kind == "silent":
+        result = run_silently(experiment, folder)
+        console.print(_line(config, result, folder), highlight=False, soft_wrap=True)
+        return result
     saved = CheckpointFolder(folder)
     if experiment.keeps_models_on_nodes and saved.load() is not None:
         # Simulated nodes end with their process; without their models it would be another run.

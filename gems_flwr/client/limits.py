@@ -38,6 +38,7 @@ from gems_flwr.moments.automatic_rank import (
     NUMBERS_PER_SAMPLE,
     SAMPLES_PER_DIRECTION,
     allowed_rank,
+    coarseness,
     may_send_full,
     smallest_count,
 )
@@ -355,8 +356,15 @@ class NodeLimits:
             f"{most} directions, and the server asks for {asked}; ask for rank='auto'"
         )
 
-    def check_second_moments(self, count: int, features: int) -> None:
+    def check_second_moments(self, count: int, features: int, *, rank: int | None = None) -> None:
         """Refuse the second moments of all inputs of a layer where samples are too few for them.
+
+        Parameters
+        ----------
+        count, features : int
+            Samples of the node, inputs of the layer.
+        rank : int, optional
+            Directions that are sent beside the variances, exactly; all, if left out.
 
         Raises
         ------
@@ -367,9 +375,17 @@ class NodeLimits:
             self.largest_rank == "auto" and may_send_full(count, features)
         ):
             return
+        if rank is not None and (
+            # As of a class: exact as long as they are fewer numbers than the samples hide.
+            coarseness(count, features, rank) == 0
+            if self.rank_cap is None
+            else rank <= self.rank_cap
+        ):
+            return
+        asked = "the second moments" if rank is None else f"{rank} directions of the second moments"
         raise RefusedError(
             "largest_rank",
-            f"the second moments of {features} inputs of {count} samples; merge by fisher or "
+            f"{asked} of {features} inputs of {count} samples; merge by fisher or "
             "matching, or ask for cones",
         )
 

@@ -29,7 +29,7 @@ from gems_flwr.wire.asking import requested_statistics
 from gems_flwr.wire.keys import RUN_SEED
 from gems_flwr.wire.model_replies import instruction_config, unpack_metrics_reply
 from gems_flwr.wire.records import only_model, to_numpy
-from gems_flwr.wire.statistics_replies import put_statistics
+from gems_flwr.wire.statistics_replies import plan_of, put_statistics
 
 _NOW = "statistics_mod(data, model=Net) with data(context) that returns (train, validation)"
 
@@ -90,10 +90,12 @@ def statistics_mod(
         if reply.has_error():
             return reply
         arrays = to_numpy(only_model(reply.content))
+        plan = plan_of(request, arrays)
         for shapes in statistics_shapes(request.method, arrays).values():
             if "inputs" in shapes:
                 samples = int(unpack_metrics_reply(reply.content).num_examples)
-                bounds.check_second_moments(samples, shapes["inputs"][0])
+                rank = None if plan is None else plan.rank_of(shapes["inputs"])
+                bounds.check_second_moments(samples, shapes["inputs"][0], rank=rank)
         statistics = measure_statistics(
             request.method,
             request.labels,
@@ -103,7 +105,7 @@ def statistics_mod(
             seed=derive_seed(cast(int, config.get(RUN_SEED, 0)), "statistics", name),
             device=device or home_device(model),
         )
-        put_statistics(reply.content, statistics, name=name)
+        put_statistics(reply.content, statistics, name=name, plan=plan)
         return reply
 
     def guarded(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

@@ -4,9 +4,10 @@
 stop at the first point in all spaces. It works for any space with a distance. If it does not
 arrive, nothing is known: the answer is ``undecided``, never ``empty``.
 
-Decided here: the step is Polyak's, ``value / |gradient|^2`` (the target value is 0), which
-needs no rate; the papers give none. Kept for comparison; `balls` and `mixed` are
-faster and give a verdict.
+Decided here: for balls the step is Polyak's, ``value / |gradient|^2`` (the target value is 0),
+which needs no rate; the papers give none. For ellipsoids it is the released code's: levels in
+place of distances, ``sum_k max(0, |(w - c_k) / r_k| - 1)``, and a fixed rate. Kept for comparison;
+`balls` and `mixed` are faster and give a verdict.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 
 from gems_flwr.intersect.result import Intersection, in_all, node_margins
 from gems_flwr.spaces.ball import BallSpace
+from gems_flwr.spaces.ellipsoid import EllipsoidSpace
 
 
 def descend_equation2(balls: Sequence[BallSpace], steps: int = 20_000) -> Intersection:
@@ -62,4 +64,44 @@ def descend_equation2(balls: Sequence[BallSpace], steps: int = 20_000) -> Inters
         iterations=step,
         seconds=time.perf_counter() - began,
         choice=(0,) * len(balls),
+    )
+
+
+def descend_levels(
+    ellipsoids: Sequence[EllipsoidSpace], rate: float = 0.001, steps: int = 100_000
+) -> Intersection:
+    """Return where the released code's descent for ellipsoids ends.
+
+    Parameters
+    ----------
+    ellipsoids : sequence of EllipsoidSpace
+        One per node.
+    rate : float
+        Factor of the gradient, above 0; the released code's by default.
+    steps : int
+        Steps at most, as in the released code; it stops at the first point in all ellipsoids.
+    """
+    began = time.perf_counter()
+    centers = np.stack([each.center for each in ellipsoids]).astype(np.float64)
+    squares = np.stack([each.radii for each in ellipsoids]).astype(np.float64) ** 2
+    w, step = centers.mean(axis=0), 0
+    while True:
+        slopes = (w - centers) / squares
+        levels = np.sqrt(np.einsum("kd,kd->k", slopes, w - centers))
+        outside = levels > 1
+        if step == steps or not outside.any():
+            break
+        w = w - rate * (slopes[outside] / levels[outside, None]).sum(axis=0)
+        step += 1
+    return Intersection(
+        status="feasible" if in_all(ellipsoids, w) else "undecided",
+        point=w,
+        margins=node_margins(ellipsoids, w),
+        lower_bound=-np.inf,
+        upper_bound=float(np.maximum(levels - 1, 0).sum()),
+        is_average=step == 0,
+        method="Eq. 2: gradient descent on levels",
+        iterations=step,
+        seconds=time.perf_counter() - began,
+        choice=(0,) * len(ellipsoids),
     )

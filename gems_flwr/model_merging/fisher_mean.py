@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from gems_flwr.model_merging.layer_statistics import Statistics, check_linear
+from gems_flwr.model_merging.layer_statistics import Statistics, check_layers
 from gems_flwr.model_merging.rows import mean_rows, rows_of, shares, with_rows
 from gems_flwr.typing import Arrays
 
@@ -33,7 +33,7 @@ def merge_by_fisher(
     Parameters
     ----------
     models : sequence of mappings from str to ndarray
-        Chains of linear layers, all of the same shapes; at least one.
+        Chains of linear and convolutional layers, all of the same shapes; at least one.
     statistics : sequence of mappings
         Each model's ``fisher``; see `gems_flwr.model_merging.layer_statistics`.
     weights : sequence of float
@@ -44,7 +44,7 @@ def merge_by_fisher(
     if not floor > 0:
         raise ValueError(f"floor must be above 0, got {floor}")
     parts = shares(weights, models)
-    layers = check_linear(models[0])
+    layers = check_layers(models[0])
     merged = {}
     for layer in layers:
         rows = rows_of(models, layer)

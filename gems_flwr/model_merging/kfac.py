@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy.sparse.linalg import LinearOperator, cg
 
 from gems_flwr.device_algebra import product_sums, solves_elsewhere
-from gems_flwr.model_merging.layer_statistics import Statistics, check_linear
+from gems_flwr.model_merging.layer_statistics import Statistics, check_layers
 from gems_flwr.model_merging.rows import mean_rows, rows_of, shares, with_rows
 from gems_flwr.typing import Arrays, Float
 
@@ -63,7 +63,7 @@ def merge_by_kfac(
     Parameters
     ----------
     models : sequence of mappings from str to ndarray
-        Chains of linear layers, all of the same shapes; at least one.
+        Chains of linear and convolutional layers, all of the same shapes; at least one.
     statistics : sequence of mappings
         Each model's ``inputs`` and ``gradients``; see `gems_flwr.model_merging.layer_statistics`.
     weights : sequence of float
@@ -74,7 +74,7 @@ def merge_by_kfac(
         Where layers are solved for.
     """
     parts = shares(weights, models)
-    layers = check_linear(models[0])
+    layers = check_layers(models[0])
     solved = {
         layer.weight: solve_kfac(
             rows_of(models, layer),

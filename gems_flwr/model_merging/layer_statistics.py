@@ -1,13 +1,16 @@
 """What a node tells of itself besides its model, so that the model can be merged with others.
 
-Per linear layer, with a the layer's input (and a one for the bias) and g the gradient of the
+Per layer, with a the layer's input (and a one for the bias) and g the gradient of the
 log-likelihood in the layer's output before the activation, all as means over the node's samples:
 
-==============  ==========================  ================
-``inputs``      E[a aᵀ]                     regmean, kfac
-``gradients``   E[g gᵀ]                     kfac
-``fisher``      E[g² (a²)ᵀ], entry-wise     fisher
-==============  ==========================  ================
+==============  ==========================  ==========================
+``inputs``      E[a aᵀ]                     regmean, kfac, fedfisher_kfac
+``gradients``   E[g gᵀ]                     kfac, fedfisher_kfac
+``fisher``      E[g² (a²)ᵀ], entry-wise     fisher, fedfisher_diagonal
+==============  ==========================  ==========================
+
+Of a convolution a is a patch and g the gradient in a pixel; `layer_moments` says how positions add
+up. A filter's weights are in the order of its kernel (channel, row, column), then the bias.
 
 Means, not sums: how much a node counts is said by its number of examples, which the operator can
 limit (`max_examples`).
@@ -25,7 +28,7 @@ from gems_flwr.errors import ModelError
 from gems_flwr.networks.layers import WeightLayer, weight_layers
 from gems_flwr.typing import Arrays
 
-Method = Literal["regmean", "fisher", "kfac", "matching"]
+Method = Literal["regmean", "fisher", "kfac", "matching", "fedfisher_diagonal", "fedfisher_kfac"]
 Kind = Literal["inputs", "gradients", "fisher"]
 # By the name of a layer's weight, then by kind.
 Statistics = Mapping[str, Mapping[Kind, NDArray]]
@@ -36,26 +39,27 @@ NEEDED: dict[Method, tuple[Kind, ...]] = {
     "fisher": ("fisher",),
     "kfac": ("inputs", "gradients"),
     "matching": (),
+    "fedfisher_diagonal": ("fisher",),
+    "fedfisher_kfac": ("inputs", "gradients"),
 }
 # What rounding to single precision may take from the smallest eigenvalue, relative to the trace.
 _ROUNDING = 1e-6
 
 
-def check_linear(arrays: Arrays) -> tuple[WeightLayer, ...]:
-    """Return a network's layers, all of which must be linear.
+def check_layers(arrays: Arrays) -> tuple[WeightLayer, ...]:
+    """Return a network's layers, all of which must be linear or convolutions of images.
 
     Raises
     ------
-    ValueError
-        Names the layer that is not.
+    ModelError
+        Names the layer that is neither.
     """
     layers = weight_layers(arrays)
     for layer in layers:
-        if len(layer.shape) != 1:
+        if len(layer.shape) not in (1, 3):
             raise ModelError(
-                f"layer '{layer.name}' is no linear layer (its neurons have weights of shape "
-                f"{layer.shape}); regmean, fisher and kfac know chains of linear layers only, "
-                "matching takes convolutions too"
+                f"layer '{layer.name}' is neither linear nor a convolution of images (its neurons "
+                f"have weights of shape {layer.shape}); only matching takes it"
             )
     return layers
 
@@ -65,7 +69,7 @@ def statistics_shapes(method: Method, arrays: Arrays) -> dict[str, dict[Kind, tu
     if not NEEDED[method]:
         return {}
     shapes: dict[str, dict[Kind, tuple[int, int]]] = {}
-    for layer in check_linear(arrays):
+    for layer in check_layers(arrays):
         known: dict[Kind, tuple[int, int]] = {
             "inputs": (layer.dimension, layer.dimension),
             "gradients": (layer.width, layer.width),
@@ -82,7 +86,7 @@ def check_statistics(statistics: Statistics, method: Method, arrays: Arrays) -> 
     ----------
     statistics : mapping
         By weight and kind.
-    method : {"regmean", "fisher", "kfac", "matching"}
+    method : one of `NEEDED`
         What they are for.
     arrays : mapping from str to ndarray
         A network of the right shapes.

@@ -9,7 +9,7 @@ and weight.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,23 @@ from torch import Tensor, nn
 
 from gems_flwr.devices import chosen_device, exact, moved
 from gems_flwr.errors import ModelError
-from gems_flwr.model_merging.layer_statistics import NEEDED, Kind, Method, Statistics, check_linear
+from gems_flwr.model_merging.layer_moments import statistic_sum
+from gems_flwr.model_merging.layer_statistics import (
+    NEEDED,
+    Kind,
+    Method,
+    Statistics,
+    check_layers,
+)
 from gems_flwr.networks.inputs import Data, batches, on_device_of
 from gems_flwr.networks.layers import WeightLayer
+from gems_flwr.networks.patches import CHUNK_VALUES, check_convolution
 from gems_flwr.networks.surgery import resize_model
 from gems_flwr.radii.fisher_axes import Labels
 from gems_flwr.radii.quality import two_sided
 from gems_flwr.typing import Arrays
+
+Weighted = nn.Linear | nn.Conv2d
 
 
 def measure_statistics(
@@ -41,13 +51,13 @@ def measure_statistics(
 
     Parameters
     ----------
-    method : {"regmean", "fisher", "kfac", "matching"}
+    method : one of `gems_flwr.model_merging.layer_statistics.NEEDED`
         How models will be merged.
     labels : {"exact", "sampled"}
         Whether gradients are taken in expectation over the labels that the model itself predicts,
         or for one label drawn from the prediction.
     arrays : mapping from str to ndarray
-        The trained network, a chain of linear layers.
+        The trained network, a chain of linear and convolutional layers.
     data : pair of arrays, or iterable of batches
         The node's data; its labels are not used.
     model : torch.nn.Module, optional
@@ -60,22 +70,36 @@ def measure_statistics(
     Raises
     ------
     ModelError
-        If there is no data, or the model is not the chain of linear layers that its arrays are.
+        If there is no data, or the model is not the chain of layers that its arrays are.
     """
     kinds = NEEDED[method]
     if not kinds:
         return {}
-    layers = check_linear(arrays)
-    module, linear = _prepared(model, arrays, layers)
+    return measure_kinds(kinds, labels, arrays, data, model=model, seed=seed, device=device)
+
+
+def measure_kinds(
+    kinds: Sequence[Kind],
+    labels: Labels,
+    arrays: Arrays,
+    data: Data,
+    *,
+    model: nn.Module | None = None,
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+) -> Statistics:
+    """Return some statistics of a network, measured in one pass; see `measure_statistics`."""
+    layers = check_layers(arrays)
+    module, weighted = _prepared(model, arrays, layers)
     with moved(module, chosen_device(device)):
-        return _measured(kinds, labels, module, linear, layers, data, seed)
+        return _measured(kinds, labels, module, weighted, layers, data, seed)
 
 
 def _measured(
     kinds: Sequence[Kind],
     labels: Labels,
     module: nn.Module,
-    linear: list[nn.Linear],
+    weighted: list[Weighted],
     layers: Sequence[WeightLayer],
     data: Data,
     seed: int,
@@ -83,16 +107,15 @@ def _measured(
     draws = torch.Generator().manual_seed(seed % 2**63)
     totals: dict[str, dict[Kind, Tensor]] = {layer.weight: {} for layer in layers}
     samples = 0
-    for x, _ in batches(data):
+    for x in _parts(module, weighted, data):
         samples += len(x)
-        scores, seen = _run(module, linear, x)
+        scores, seen = _run(module, weighted, x)
         need_gradients = tuple(kinds) != ("inputs",)
         gradients = _gradients(scores, seen, labels, draws) if need_gradients else None
         for position, layer in enumerate(layers):
-            a = _augmented(seen[position][0], layer)
             g = None if gradients is None else gradients[position]
             for kind in kinds:
-                fresh = _moment(kind, a, g)
+                fresh = statistic_sum(kind, weighted[position], seen[position][0], g)
                 old = totals[layer.weight].get(kind)
                 totals[layer.weight][kind] = fresh if old is None else old + fresh
     if not samples:
@@ -105,7 +128,7 @@ def _measured(
 
 def _prepared(
     model: nn.Module | None, arrays: Arrays, layers: tuple[WeightLayer, ...]
-) -> tuple[nn.Module, list[nn.Linear]]:
+) -> tuple[nn.Module, list[Weighted]]:
     if model is None:
         if len(layers) > 1:
             raise ModelError(
@@ -119,19 +142,37 @@ def _prepared(
         return nn.Sequential(nn.Flatten(), linear).eval(), [linear]
     module = resize_model(model, arrays).eval()
     modules = dict(module.named_modules())
-    found = [modules.get(layer.name) for layer in layers]
-    wrong = [
-        layer.name
-        for layer, each in zip(layers, found, strict=True)
-        if not isinstance(each, nn.Linear)
-    ]
-    if wrong:
-        raise ModelError(f"layers {wrong} are no torch.nn.Linear, whose inputs could be measured")
-    return module, [each for each in found if isinstance(each, nn.Linear)]
+    found: list[Weighted] = []
+    for layer in layers:
+        each = modules.get(layer.name)
+        if not isinstance(each, nn.Linear | nn.Conv2d):
+            raise ModelError(
+                f"layer '{layer.name}' is a {type(each).__name__}, neither torch.nn.Linear nor "
+                "torch.nn.Conv2d, whose inputs could be measured"
+            )
+        if isinstance(each, nn.Conv2d):
+            check_convolution(each)
+        found.append(each)
+    return module, found
+
+
+def _parts(module: nn.Module, weighted: Sequence[Weighted], data: Data) -> Iterator[Tensor]:
+    """Yield inputs, of networks with convolutions so few that all labels' gradients fit."""
+    if not any(isinstance(each, nn.Conv2d) for each in weighted):
+        yield from (x for x, _ in batches(data))
+        return
+    step = 0
+    for x, _ in batches(data):
+        if not step:
+            scores, seen = _run(module, weighted, x[:1])
+            pixels = sum(zero.numel() for _, zero in seen)
+            step = max(1, CHUNK_VALUES // (pixels * (scores.shape[1] + 1)))
+        for start in range(0, len(x), step):
+            yield x[start : start + step]
 
 
 def _run(
-    module: nn.Module, linear: list[nn.Linear], x: Tensor
+    module: nn.Module, weighted: Sequence[Weighted], x: Tensor
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
     """Return scores, and for each layer its inputs and a zero that was added to its outputs.
 
@@ -146,19 +187,21 @@ def _run(
         return out + zero
 
     hook: Callable[..., Any] = note
-    handles = [layer.register_forward_hook(hook) for layer in linear]
+    handles = [layer.register_forward_hook(hook) for layer in weighted]
     try:
         with torch.enable_grad():
             scores = two_sided(module(on_device_of(module, x)))
     finally:
         for handle in handles:
             handle.remove()
-    if [layer for layer, _, _ in seen] != linear:
+    if [layer for layer, _, _ in seen] != list(weighted):
+        raise ModelError("the model does not run its layers once each in the order of its arrays")
+    if scores.ndim != 2 or any(
+        a.ndim != (4 if isinstance(layer, nn.Conv2d) else 2) for layer, a, _ in seen
+    ):
         raise ModelError(
-            "the model does not run its linear layers once each in the order of its arrays"
+            "the model's linear layers must see one row per sample, its convolutions one image"
         )
-    if any(a.ndim != 2 for _, a, _ in seen) or scores.ndim != 2:
-        raise ModelError("the model's linear layers must see one row per sample")
     return scores, [(a, zero) for _, a, zero in seen]
 
 
@@ -184,20 +227,5 @@ def _gradients(
         per_layer = torch.autograd.grad(logs[:, label].sum(), zeros, retain_graph=True)
         root = exact(chances[:, label, None]).sqrt()
         for known, g in zip(gradients, per_layer, strict=True):
-            known.append(root * exact(g))
+            known.append(root.reshape(-1, *[1] * (g.ndim - 1)) * exact(g))
     return gradients
-
-
-def _augmented(a: Tensor, layer: WeightLayer) -> Tensor:
-    a = exact(a)
-    return a if layer.bias is None else torch.cat([a, torch.ones_like(a[:, :1])], dim=1)
-
-
-def _moment(kind: Kind, a: Tensor, gradients: list[Tensor] | None) -> Tensor:
-    """Return the sum of one statistic over a batch."""
-    if kind == "inputs":
-        return a.T @ a
-    assert gradients is not None
-    if kind == "gradients":
-        return torch.stack([g.T @ g for g in gradients]).sum(0)
-    return torch.stack([g**2 for g in gradients]).sum(0).T @ a**2

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from gems_flwr.device_algebra import solve_positive, solves_elsewhere
 from gems_flwr.errors import ModelError
-from gems_flwr.model_merging.layer_statistics import Statistics, check_linear
+from gems_flwr.model_merging.layer_statistics import Statistics, check_layers
 from gems_flwr.model_merging.rows import mean_rows, rows_of, shares, with_rows
 from gems_flwr.typing import Arrays, Float
 
@@ -41,7 +41,7 @@ def merge_by_regmean(
     Parameters
     ----------
     models : sequence of mappings from str to ndarray
-        Chains of linear layers, all of the same shapes; at least one.
+        Chains of linear and convolutional layers, all of the same shapes; at least one.
     statistics : sequence of mappings
         Each model's ``inputs``; see `gems_flwr.model_merging.layer_statistics`.
     weights : sequence of float
@@ -54,7 +54,7 @@ def merge_by_regmean(
         Where layers are solved for.
     """
     parts = shares(weights, models)
-    layers = check_linear(models[0])
+    layers = check_layers(models[0])
     merged = {
         layer.weight: solve_regmean(
             rows_of(models, layer),

@@ -16,18 +16,16 @@ import dataclasses
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from gems_flwr.devices import chosen_device
 from gems_flwr.errors import ModelError
 from gems_flwr.networks.inputs import Data, batches, watch
 from gems_flwr.networks.layers import weight_layers
+from gems_flwr.networks.patches import check_convolution, image_chunks, patches_of
 from gems_flwr.networks.surgery import resize_model
 from gems_flwr.radii.activations import Activation, activation_of
 from gems_flwr.radii.neuron_data import draw_rows
 from gems_flwr.typing import Arrays
-
-_CHUNK_VALUES = 16 * 2**20
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -94,10 +92,22 @@ def read_neuron_inputs(
         raise ModelError("there is no data to build a space on")
     inputs = torch.cat(seen)
     rows = _rows(module, inputs, max_rows, seed)
-    fallback = activation_of(activation or nn.ReLU())
-    if fallback is None:
+    return NeuronInputs(rows, found or _fallback(activation))
+
+
+def activation_behind(
+    model: nn.Module, sample: Tensor, arrays: Arrays, index: int, activation: nn.Module | None
+) -> Activation:
+    """Return the activation behind a hidden layer; where no module shows it, the one given."""
+    names = [layer.name for layer in weight_layers(arrays)]
+    return _checked_chain(model, sample[:2], names, index) or _fallback(activation)
+
+
+def _fallback(activation: nn.Module | None) -> Activation:
+    known = activation_of(activation or nn.ReLU())
+    if known is None:
         raise ModelError(f"{activation} is no activation")
-    return NeuronInputs(rows, found or fallback)
+    return known
 
 
 def _checked_chain(model: nn.Module, x: Tensor, names: list[str], index: int) -> Activation | None:
@@ -121,25 +131,14 @@ def _checked_chain(model: nn.Module, x: Tensor, names: list[str], index: int) ->
 def _rows(module: nn.Linear | nn.Conv2d, inputs: Tensor, max_rows: int, seed: int) -> Tensor:
     if isinstance(module, nn.Linear):
         return draw_rows(inputs.reshape(-1, inputs.shape[-1]), max_rows, seed)
-    padding = module.padding
-    if module.groups != 1 or isinstance(padding, str) or module.padding_mode != "zeros":
-        raise ModelError("only convolutions without groups and with plain zero padding are known")
-
-    def unfold(images: Tensor) -> Tensor:
-        patches: Tensor = F.unfold(
-            images, module.kernel_size, module.dilation, padding, module.stride
-        )
-        return patches.transpose(1, 2)
-
-    positions, width = unfold(inputs[:1]).shape[1:]
+    check_convolution(module)
+    positions = patches_of(module, inputs[:1]).shape[1]
     chosen = draw_rows(torch.arange(len(inputs) * positions), max_rows, seed).to(inputs.device)
     image, position = chosen // positions, chosen % positions
-    step = max(1, _CHUNK_VALUES // (positions * width))
     parts = []
-    # All patches of all images would not fit: those of some images at a time do.
-    for start in range(0, len(inputs), step):
-        mine = (image >= start) & (image < start + step)
+    for part in image_chunks(module, inputs):
+        mine = (image >= part.start) & (image < part.stop)
         if bool(mine.any()):
-            patches = unfold(inputs[start : start + step])
-            parts.append(patches[image[mine] - start, position[mine]])
+            patches = patches_of(module, inputs[part])
+            parts.append(patches[image[mine] - part.start, position[mine]])
     return torch.cat(parts)

@@ -75,7 +75,9 @@ def limit_each(merged: MergedLayer, max_alone: int) -> MergedLayer:
 def _without(merged: MergedLayer, positions: Sequence[int]) -> MergedLayer:
     """Return a layer without some of its neurons, whose members are listed as dropped."""
     keep = np.setdiff1d(np.arange(len(merged)), positions)
-    lost = [member for i in positions for member in merged.origins[i]]
+    held = {member for i in keep for member in merged.origins[i]}
+    # A member of several neurons is lost with the last of them.
+    lost = {member for i in positions for member in merged.origins[i]} - held
     return dataclasses.replace(
         merged,
         weights=merged.weights[keep],
@@ -123,7 +125,7 @@ def shrink(
         point = merged.weights[mine[0]]
         if len(mine) > 1:
             point = np.average(merged.weights[mine], axis=0, weights=weights[mine])
-        members = sorted(member for i in mine for member in merged.origins[i])
+        members = sorted({member for i in mine for member in merged.origins[i]})
         found.append((float(merged.importance[mine].sum()), point, members))
     found.sort(key=lambda entry: -entry[0])
     return _checked(merged, layers, found)
@@ -134,11 +136,12 @@ def _checked(
     layers: Sequence[NeuronBalls],
     found: list[tuple[float, np.ndarray, list[Member]]],
 ) -> MergedLayer:
-    origins, lost = [], list(merged.dropped)
+    origins, lost = [], set(merged.dropped)
     for _, point, members in found:
         held = in_balls(layers, np.broadcast_to(point, (len(members), len(point))), members)
         origins.append(tuple(m for m, is_held in zip(members, held, strict=True) if is_held))
-        lost += [m for m, is_held in zip(members, held, strict=True) if not is_held]
+        lost |= {m for m, is_held in zip(members, held, strict=True) if not is_held}
+    lost -= {member for members in origins for member in members}
     return dataclasses.replace(
         merged,
         weights=np.stack([point for _, point, _ in found]),

@@ -1,9 +1,10 @@
 """Merging the hidden neurons of many nodes into one layer.
 
-Model Aggregation via Good-Enough Model Spaces (2019), Section 3.2, step 3. Three ways, one value:
+Model Aggregation via Good-Enough Model Spaces (2019), Section 3.2, step 3. Four ways, one value:
 
 - ``kmeans``: the papers' (`neuron_clusters`), a chosen number of clusters;
 - ``verified``: one pass with a proof per group (`one_pass`), for many nodes;
+- ``pairs``: every pair that meets, as in 2018 (`all_pairs`);
 - ``concat``: nothing merges but equal neurons; as wide and as faithful as it gets.
 
 Decided here: the result depends on the balls and the nodes' order alone. How a node numbers
@@ -18,6 +19,7 @@ from typing import get_args
 import numpy as np
 
 from gems_flwr.errors import OptionError
+from gems_flwr.neuron_merging.all_pairs import merge_all_pairs
 from gems_flwr.neuron_merging.budget import Budget, limit_each, pad, prune, shrink, split_groups
 from gems_flwr.neuron_merging.distinct import Distinct, distinct_neurons
 from gems_flwr.neuron_merging.merged_layer import MergedLayer, MergeMethod
@@ -47,7 +49,7 @@ def merge_neurons(
     ----------
     layers : sequence of NeuronBalls
         One per node, sorted by the nodes' names, all of one dimension.
-    method : {"kmeans", "verified", "concat"}
+    method : {"kmeans", "verified", "pairs", "concat"}
         How to merge.
     clusters : int
         Clusters of ``kmeans`` (m_epsilon), at least 1; nothing to the others.
@@ -55,7 +57,7 @@ def merge_neurons(
         Size budget, at least 1; none if left out.
     exact : bool, default False
         Whether the layer must have `max_neurons`, not fewer: then groups are taken apart again, and
-        neurons that do nothing fill what is left.
+        neurons that do nothing fill what is left (``pairs``: those alone).
     max_alone : int, optional
         Most merged neurons that may stand for one node alone, at least 1; see `limit_each`.
     within_node : bool, optional
@@ -87,9 +89,12 @@ def merge_neurons(
         points, groups = merge_in_clusters(items, clusters, within, seed, device)
     elif method == "verified":
         points, _, groups = merge_in_one_pass(items, bool(within_node), seed)
+    elif method == "pairs":
+        points, groups = merge_all_pairs(items)
     else:
         points, groups = items.centers.astype(np.float64), [[i] for i in range(len(items))]
-    if exact and max_neurons is not None:
+    # A neuron of many pairs has no one group to leave.
+    if exact and max_neurons is not None and method != "pairs":
         points, groups = split_groups(items, points, groups, max_neurons)
     merged = _merged(items, points, groups, method)
     if max_alone is not None:

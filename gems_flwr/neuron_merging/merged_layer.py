@@ -21,7 +21,7 @@ from gems_flwr.typing import Float
 
 Index = NDArray[np.intp]
 Member = tuple[int, int]
-MergeMethod = Literal["kmeans", "verified", "concat"]
+MergeMethod = Literal["kmeans", "verified", "pairs", "concat"]
 
 TOLERANCE = 1e-6
 BLOCK = 256
@@ -36,10 +36,11 @@ class MergedLayer:
     weights : array of shape (M, d)
         One merged neuron per row, columns as in `NeuronBalls.centers`.
     origins : tuple of M tuples
-        Each merged neuron's members, as node index and neuron index.
+        Each merged neuron's members, as node index and neuron index; with ``pairs`` a neuron may
+        be a member of several.
     dropped : tuple of pairs
         Members lost to the size budget.
-    method : {"kmeans", "verified", "concat"}
+    method : {"kmeans", "verified", "pairs", "concat"}
         How they were merged.
     importance : array of shape (M,)
         Sum of the members' importance, of those too that a merged neuron stands for

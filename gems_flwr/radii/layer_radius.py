@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gems_flwr.errors import NotGoodEnoughError
 from gems_flwr.radii.certified import certified_curve, certified_loss_radius
-from gems_flwr.radii.fisher_axes import linear_fisher, relative_axes
+from gems_flwr.radii.fisher_axes import DAMPING, linear_fisher, relative_axes
 from gems_flwr.radii.layer_data import LayerData, random_directions
 from gems_flwr.radii.quality import Quality, two_sided
 from gems_flwr.radii.rays import RadiusCurve, accuracy_curve, loss_radius
@@ -130,6 +130,7 @@ def build_ellipsoid(
     *,
     fisher: Tensor | None = None,
     floor: float = 0.1,
+    damping: float = DAMPING,
     **options: Any,
 ) -> EllipsoidSpace:
     """Return the ellipsoid around a linear layer.
@@ -142,9 +143,11 @@ def build_ellipsoid(
         Fisher diagonal; the layer's own, exact over labels, if left out.
     floor : float
         c of Eq. 5.
+    damping : float
+        What is added to the Fisher diagonal; see `gems_flwr.radii.fisher_axes`.
     """
     diagonal = linear_fisher(data) if fisher is None else fisher
-    axes = relative_axes(diagonal, floor).to(data.weight)
+    axes = relative_axes(diagonal, floor, damping).to(data.weight)
     shaped = LayerData(data.weight, data.bias, data.inputs, data.labels, axes)
     radius = find_radius(shaped, quality, method, **options)
     if radius.value <= 0:

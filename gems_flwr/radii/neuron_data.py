@@ -26,7 +26,7 @@ from torch import Tensor
 from gems_flwr.errors import ModelError
 from gems_flwr.radii.activations import Activation
 from gems_flwr.radii.layer_data import CHUNK_BYTES
-from gems_flwr.typing import NeuronMeasure
+from gems_flwr.typing import LOSS_MEASURES, NeuronMeasure
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -139,6 +139,8 @@ class NeuronData:
         """Return the deviation allowed to each neuron, shape (L,), in float64."""
         if measure not in get_args(NeuronMeasure):
             raise ModelError(f"measure: expected one of {get_args(NeuronMeasure)}, got {measure!r}")
+        if measure in LOSS_MEASURES:
+            raise ModelError(f"measure {measure!r} is of the network, not of a neuron's output")
         if measure == "absolute":
             return torch.full_like(self.feed_norms, epsilon)
         own = self.outputs.double().norm(dim=1) * self.feed_norms / len(self.inputs)

@@ -33,13 +33,20 @@ from torch import Tensor
 from gems_flwr.radii.certified import SHRINK
 from gems_flwr.radii.layer_data import CHUNK_BYTES, unit_directions
 from gems_flwr.radii.neuron_data import NeuronData, neuron_deviation
+from gems_flwr.radii.neuron_loss import (
+    LayersAbove,
+    NeuronLosses,
+    loss_limit,
+    sampled_loss_radii,
+    searched_loss_radii,
+)
 from gems_flwr.radii.neuron_rays import Feeds, Rays, first_crossing, first_failure
 from gems_flwr.radii.neuron_worst import worst_radii
 from gems_flwr.radii.search import Vector, bisect_radius, grow_radius
 from gems_flwr.spaces.checks import MAX_WEIGHT
 from gems_flwr.spaces.neuron_balls import NeuronBalls
 from gems_flwr.spaces.radius import METHODS, Method
-from gems_flwr.typing import NeuronMeasure
+from gems_flwr.typing import LOSS_MEASURES, NeuronMeasure
 
 STEPS = 400_000
 # Numbers looked at together when all rays of a neuron are.
@@ -56,6 +63,8 @@ def build_neuron_balls(
     measure: NeuronMeasure = "absolute",
     max_radius: float = 4000.0,
     outgoing_norms: Tensor | None = None,
+    above: LayersAbove | None = None,
+    bias_above: Tensor | None = None,
 ) -> NeuronBalls:
     """Return the balls of all neurons of a layer.
 
@@ -71,13 +80,19 @@ def build_neuron_balls(
         Random directions, for all but worst and certified; at least 1.
     seed : int
         Seed of the random directions.
-    measure : {"absolute", "relative"}
-        Whether epsilon is the limit itself, or times each neuron's own ``(1/n) ||z||``.
+    measure : {"absolute", "relative", "loss", "relative_loss"}
+        Whether epsilon is the limit itself, or times each neuron's own ``(1/n) ||z||``; or the
+        network's loss with the neuron moved (`neuron_loss`), or the share by which that may
+        exceed the network's own.
     max_radius : float
         No radius above it, above 0.
     outgoing_norms : tensor of shape (L,), optional
         Lengths of the outgoing weights, for the importance of a neuron; see
         `NeuronData.importance`.
+    above : LayersAbove, optional
+        The network above the layer; needed where a loss is the measure.
+    bias_above : tensor of shape (O,), optional
+        Bias of the layer above, to be sent along.
 
     Raises
     ------
@@ -93,16 +108,26 @@ def build_neuron_balls(
         raise ValueError(f"method: expected one of {METHODS}, got {method!r}")
     # Seeds of torch are signed.
     seed = seed % 2**63
-    limits, used = data.limits(epsilon, measure), directions
-    if method == "certified":
-        radii, used = certified_radii(data, limits, max_radius), 0
+    used = directions
+    chunk = max(1, CHUNK_BYTES // (data.incoming.element_size() * len(data.inputs)))
+    rays = unit_directions(data.dimension, directions, seed, chunk, data.incoming)
+    if measure in LOSS_MEASURES:
+        if above is None or method in ("worst", "certified"):
+            raise ValueError(f"measure {measure!r}: needs the layers above, and sampled radii")
+        losses = NeuronLosses(data, above)
+        limit = loss_limit(losses, epsilon, measure == "relative_loss")
+        if method == "sampled":
+            radii = sampled_loss_radii(losses, rays, limit, max_radius)
+        else:
+            radii = searched_loss_radii(losses, limit, method, directions, seed, max_radius)
+    elif method == "certified":
+        radii, used = certified_radii(data, data.limits(epsilon, measure), max_radius), 0
     elif method == "worst":
-        radii, used = worst_radii(data, limits, max_radius)
+        radii, used = worst_radii(data, data.limits(epsilon, measure), max_radius)
     elif method == "sampled":
-        chunk = max(1, CHUNK_BYTES // (data.incoming.element_size() * len(data.inputs)))
-        rays = unit_directions(data.dimension, directions, seed, chunk, data.incoming)
-        radii = sampled_radii(data, rays, limits, max_radius)
+        radii = sampled_radii(data, rays, data.limits(epsilon, measure), max_radius)
     else:
+        limits = data.limits(epsilon, measure)
         radii = searched_radii(data, limits, method, directions, seed, max_radius)
     return NeuronBalls(
         centers=data.centers.float().cpu().numpy(),
@@ -112,6 +137,7 @@ def build_neuron_balls(
         epsilon=epsilon,
         directions=used,
         outgoing=data.dimension - data.width,
+        bias_above=None if bias_above is None else bias_above.detach().float().cpu().numpy(),
     )
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -39,6 +40,9 @@ from gems_flwr.runtime.message_copies import copy_content, copy_message
 from gems_flwr.runtime.seeding import generator
 
 NodeConfig = Mapping[str, bool | int | float | str]
+
+_Tasks = queue.SimpleQueue[Callable[[], Any] | None]
+_Outcomes = queue.SimpleQueue[tuple[Any, Exception | None]]
 
 
 class InProcessGrid(Grid):
@@ -188,16 +192,24 @@ class InProcessGrid(Grid):
 
 
 class _Worker:
-    """One daemon thread that runs one function at a time.
+    """One daemon thread that runs one function at a time, for as long as somebody has the worker.
 
     A lasting thread, because torch keeps a pool of processor threads for every thread that
-    computes; a new thread per message would pile them up.
+    computes; a new thread per message would pile them up. It ends with the worker: of hundreds of
+    runs in one process each would leave one behind otherwise.
     """
 
     def __init__(self) -> None:
-        self._tasks: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
-        self._outcomes: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="in-process-node", daemon=True).start()
+        self._tasks: _Tasks = queue.SimpleQueue()
+        self._outcomes: _Outcomes = queue.SimpleQueue()
+        # The thread knows the queues alone: with the worker itself in hand it would keep it alive.
+        threading.Thread(
+            target=_run_tasks,
+            args=(self._tasks, self._outcomes),
+            name="in-process-node",
+            daemon=True,
+        ).start()
+        weakref.finalize(self, self._tasks.put, None)
 
     def call(self, function: Callable[[], Any], timeout: float | None) -> Any:
         """Return what `function` returns, raise what it raises, or TimeoutError."""
@@ -210,18 +222,17 @@ class _Worker:
             raise error
         return value
 
-    def _run(self) -> None:
-        while True:
-            function = self._tasks.get()
-            outcome: tuple[Any, Exception | None]
-            try:
-                outcome = (function(), None)
-            except Exception as error:
-                outcome = (None, error)
-            except BaseException as error:  # a handler that calls sys.exit ends only itself
-                outcome = (None, RuntimeError(f"the app exited: {error!r}"))
-            del function
-            self._outcomes.put(outcome)
+
+def _run_tasks(tasks: _Tasks, outcomes: _Outcomes) -> None:
+    """Run functions one by one until None comes."""
+    while (function := tasks.get()) is not None:
+        try:
+            outcomes.put((function(), None))
+        except Exception as error:
+            outcomes.put((None, error))
+        except BaseException as error:  # a handler that calls sys.exit ends only itself
+            outcomes.put((None, RuntimeError(f"the app exited: {error!r}")))
+        del function
 
 
 def _with_id(reply: Message) -> Message:

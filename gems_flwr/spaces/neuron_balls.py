@@ -47,6 +47,8 @@ class NeuronBalls:
         Directions looked at per neuron; 0 if all.
     outgoing : int
         How many of the d columns, at the end, are outgoing weights.
+    bias_above : array of shape (O,), optional
+        Bias of the layer that the neurons feed, where an output layer is made of them.
 
     Raises
     ------
@@ -61,6 +63,7 @@ class NeuronBalls:
     directions: int = 0
     outgoing: int = 0
     importance: NDArray[np.float32] | None = None
+    bias_above: NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
         set_ = object.__setattr__
@@ -79,6 +82,8 @@ class NeuronBalls:
         set_(self, "epsilon", check_number("epsilon", self.epsilon, 0.0, MAX_WEIGHT))
         set_(self, "directions", check_integer("directions", self.directions, 0, MAX_DIRECTIONS))
         set_(self, "outgoing", check_integer("outgoing", self.outgoing, 0, width - 1))
+        if self.bias_above is not None:
+            set_(self, "bias_above", check_array("bias_above", self.bias_above, (None,)))
 
     def __len__(self) -> int:
         return len(self.centers)
@@ -106,7 +111,12 @@ class NeuronBalls:
         return {name: getattr(self, name) for name in names}
 
     @classmethod
-    def from_array(cls, array: NDArray[Any], meta: Mapping[str, Any]) -> NeuronBalls:
+    def from_array(
+        cls,
+        array: NDArray[Any],
+        meta: Mapping[str, Any],
+        bias_above: NDArray[Any] | None = None,
+    ) -> NeuronBalls:
         """Build the balls from what `to_array` and `to_meta` returned, checking them again."""
         if array.ndim != 2 or array.shape[1] < 3:
             raise SpaceError("neurons", "shape (neurons, weights + 2)", f"shape {array.shape}")
@@ -118,6 +128,7 @@ class NeuronBalls:
             epsilon=take(meta, "epsilon", "neurons"),
             directions=meta.get("directions", 0),
             outgoing=meta.get("outgoing", 0),
+            bias_above=bias_above,
         )
 
 

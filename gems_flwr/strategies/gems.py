@@ -330,7 +330,7 @@ class Gems(RoundLoop):
         verified: dict[str, Any] = {}
         if done and self.verify:
             model = SplitModel.of(arrays, layer.keys)
-            verified = self._verified(server_round, grid, model, evaluate_config)
+            verified = self.verified(server_round, grid, model, evaluate_config)
         scores = verified.get("node_scores", {})
         details = intersection_details(self._space.kind, found, spaces, scores) | verified
         details |= {} if summed is None else summed.details
@@ -410,7 +410,7 @@ class Gems(RoundLoop):
         last = self._last_round(state.details)
         if self.verify and (server_round == last or refined_enough(details)):
             model = SplitModel.of(found.arrays, layer.keys)
-            details |= self._verified(server_round, grid, model, evaluate_config)
+            details |= self.verified(server_round, grid, model, evaluate_config)
         kept = {**without_refinement(state.memory), **found.memory.to_arrays()}
         return RoundOutcome(arrays=found.arrays, details=details, memory=kept)
 
@@ -673,7 +673,7 @@ class Gems(RoundLoop):
         ]
         return plausible(spaces, screened, result.reasons, at_least=self.min_nodes, what="spaces")
 
-    def _verified(
+    def verified(
         self, server_round: int, grid: Grid, model: SplitModel, config: ConfigRecord
     ) -> dict[str, Any]:
         """Return what nodes say of the result: each of them, or all together."""

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from gems_flwr.averaging.robust_rules import HEAVY
 from gems_flwr.errors import OptionError
 from gems_flwr.keyword_hints import with_hints
+from gems_flwr.networks.backbone import SplitModel
 from gems_flwr.networks.inputs import LayerReader
 from gems_flwr.networks.layers import (
     WeightLayer,
@@ -41,6 +42,7 @@ from gems_flwr.neuron_merging.budget import Budget
 from gems_flwr.neuron_merging.merge_neurons import merge_neurons
 from gems_flwr.neuron_merging.merged_layer import MergedLayer, MergeMethod
 from gems_flwr.neuron_merging.neuron_scale import oversized_layers
+from gems_flwr.neuron_merging.outgoing_head import Outgoing, merged_bias, oversized_biases
 from gems_flwr.neuron_merging.screen_neurons import screen_neurons
 from gems_flwr.runtime.seeding import derive_seed
 from gems_flwr.server.client_metrics import mean_reports
@@ -73,6 +75,7 @@ CLUSTERS = 100
 # Where all nodes start from one model, as in Flower's apps, it does a little better at the model's
 # own widths than dropping does (chosen on digits validation data).
 SAME_BUDGET: Budget = "cluster"
+OUTGOING = "outgoing"
 
 
 @with_hints(moved_options(NEURON_OPTIONS))
@@ -82,9 +85,10 @@ class LayerwiseGems(TunesOnPublicData):
 
     Parameters
     ----------
-    merge : {"kmeans", "verified", "concat"}
+    merge : {"kmeans", "verified", "pairs", "concat"}
         How neurons are merged: the papers' k-means with intersections inside clusters; one pass
-        over all neurons with inner balls; or not at all, all side by side. In every case a
+        over all neurons with inner balls; every pair of neurons whose balls meet, as in 2018,
+        which can be more than there were; or not at all, all side by side. In every case a
         merged neuron lies in the balls of those that it stands for.
     clusters : int, optional
         m_epsilon: how many clusters `kmeans` looks for, at least 1. By default as many as the
@@ -101,12 +105,14 @@ class LayerwiseGems(TunesOnPublicData):
         What happens to neurons beyond `max_hidden`: the least important are dropped (the default
         for numbers), or the nearest are merged although they do not lie in each other's balls
         (the default for ``"same"``).
-    head : Cone, Ball or Ellipsoid, "cone", "ball" or "ellipsoid", or a Gems
+    head : Cone, Ball or Ellipsoid, a Gems, Outgoing, or "cone", "ball", "ellipsoid" or "outgoing"
         Space of the output layer. The words ``"ball"`` and ``"ellipsoid"`` stand for an epsilon
         of 0.7. A `Gems` says, too, what the server does with the spaces: its `epsilon`,
         `select`, `ridge` (by default 1e-5 on hidden layers), `class_weight`, `on_empty`,
         `robust`, `audit`, `layer` and `refine` count; everything else is as in
-        this strategy.
+        this strategy. `Outgoing` is no space: the output layer is made of the outgoing weights of
+        the last hidden layer's merged neurons, as in 2018. That saves a round, and asks for
+        ``Neurons(outgoing=True)`` in any case.
     verify : bool, default False
         Whether every node is asked how accurate the result is on its own held-out data.
     robust : bool, default False
@@ -140,7 +146,7 @@ class LayerwiseGems(TunesOnPublicData):
     neurons: Neurons = field(default_factory=Neurons)
     max_hidden: int | Sequence[int] | Literal["same"] | None = "same"
     budget: Budget | None = None
-    head: SpaceRequest | Gems | str = "cone"
+    head: SpaceRequest | Gems | Outgoing | str = "cone"
     verify: bool = False
     robust: bool = False
     check_widths: bool = True
@@ -158,7 +164,14 @@ class LayerwiseGems(TunesOnPublicData):
         for name, (holds, allowed) in rules.items():
             if not holds:
                 raise OptionError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
-        self._output = _as_gems(self.head)
+        # What takes the place of a round for the output layer, if anything does.
+        head = Outgoing() if self.head == OUTGOING else self.head
+        self._outgoing = head if isinstance(head, Outgoing) else None
+        if self._outgoing:
+            self._output = Gems()
+            self.neurons = dataclasses.replace(self.neurons, outgoing=True)
+        else:
+            self._output = _as_gems(self.head)
         if self._output.on_empty == "retrain":
             raise OptionError("head.on_empty must not be retrain: the layers below are done")
         if self._output.refine_rounds and self.tune and self.tune_layers == "all":
@@ -170,18 +183,31 @@ class LayerwiseGems(TunesOnPublicData):
         if self._output.tune:
             raise OptionError("head.tune must be 0: set tune of LayerwiseGems")
         self._hidden = 0
+        self._output_bias = False
         # By id, who cannot take other widths; None until the nodes were asked.
         self._unfit: dict[int, str] | None = None
         self.keep_replies = self.keep_replies and self._head().keep_replies
 
     @property
     def rounds_needed(self) -> int:  # type: ignore[override]
-        """As many as the network has layers, and those that refine the last one."""
+        """As many as the network has layers, and those that refine the last one.
+
+        Without a round for the output layer one less.
+        """
+        if self._outgoing:
+            return self._hidden
         return self._hidden + 1 + self._output.refine_rounds
 
     def prepare(self, initial: Arrays, num_rounds: int) -> None:
         """Count the layers of the network."""
-        self._hidden, self._unfit = len(weight_layers(initial)) - 1, None
+        layers = weight_layers(initial)
+        self._hidden, self._unfit = len(layers) - 1, None
+        self._output_bias = layers[-1].bias is not None
+        if self._outgoing and not self._hidden:
+            raise OptionError(
+                "head='outgoing' makes the output layer of hidden neurons, and the model has none: "
+                "use Gems"
+            )
         for name, given in (
             ("neurons.epsilon", self.neurons.epsilon),
             ("max_hidden", self.max_hidden),
@@ -195,7 +221,9 @@ class LayerwiseGems(TunesOnPublicData):
 
     def request(self, layer: int) -> NeuronRequest:
         """Return what nodes are asked for in the round of a hidden layer."""
-        return self.neurons.in_layer(layer)
+        request = self.neurons.in_layer(layer)
+        last = self._outgoing is not None and layer == self._hidden - 1
+        return dataclasses.replace(request, bias_above=last and self._output_bias)
 
     def play_round(
         self,
@@ -209,7 +237,10 @@ class LayerwiseGems(TunesOnPublicData):
         if server_round == 1 and self._tries_widths:
             self._leave_out_unfit(grid, train_config)
         if server_round <= self._hidden:
-            return self._merge_layer(server_round, state, grid, train_config)
+            outcome = self._merge_layer(server_round, state, grid, train_config)
+            if self._outgoing and server_round == self._hidden:
+                return self._finished(server_round, outcome, grid, evaluate_config)
+            return outcome
         head = self._head(state.arrays)
         head.take_over(self, self._hidden + 1)
         outcome = head.play_round(server_round, state, grid, train_config, evaluate_config)
@@ -312,6 +343,10 @@ class LayerwiseGems(TunesOnPublicData):
             outgoing=merged.weights[:, layer.dimension :] if self.neurons.outgoing else None,
             seed=derive_seed(self.seed, "above", index),
         )
+        if self._outgoing and self.request(index).bias_above:
+            assert above.bias is not None
+            bias = merged_bias(list(balls.values()), self._outgoing.bias, robust=self.robust)
+            arrays[above.bias] = bias.astype(arrays[above.bias].dtype)
         told = [*state.details.get("layers", []), _told(layer, merged, balls)]
         widths = [*state.details.get("hidden", []), len(merged)]
         details: dict[str, Any] = {"layers": told, "hidden": widths}
@@ -363,15 +398,30 @@ class LayerwiseGems(TunesOnPublicData):
             dimension=layer.dimension + outgoing,
             outgoing=outgoing,
             server_round=server_round,
+            above=above.width,
         )
         answers = self.accept(self.collect(messages), partial(unpack_told, unpack=unpack))
-        oversized = oversized_layers([answer.value.value for answer in answers], sent)
+        received = [answer.value.value for answer in answers]
+        oversized = oversized_biases(received, sent) | oversized_layers(received, sent)
         reasons = {answers[position].node: reason for position, reason in oversized.items()}
         usable = self._exchange.without(answers, reasons, at_least=self.min_nodes)
         balls = {answer.node: answer.value.value for answer in usable}
         return balls, mean_reports(answer.value for answer in usable)
 
     # --- the output layer ---------------------------------------------------------------------
+
+    def _finished(
+        self, server_round: int, outcome: RoundOutcome, grid: Grid, config: ConfigRecord
+    ) -> RoundOutcome:
+        """Tune and verify a network whose output layer came with the last hidden one."""
+        arrays = self.tuned(outcome.arrays)
+        details = {**outcome.details, "space": OUTGOING, "tuned_on": self.tune}
+        if self.verify:
+            head = self._head()
+            head.take_over(self, server_round)
+            keys = weight_layers(arrays)[-1].keys
+            details |= head.verified(server_round, grid, SplitModel.of(arrays, keys), config)
+        return dataclasses.replace(outcome, arrays=arrays, details=details)
 
     def _head(self, arrays: Arrays | None = None) -> Gems:
         """Return the one-round strategy for the output layer; without arrays, to check options."""
@@ -416,10 +466,11 @@ class LayerwiseGems(TunesOnPublicData):
         return seen.inputs.cpu().numpy(), seen.labels.cpu().numpy()
 
 
-def _as_gems(head: SpaceRequest | Gems | str) -> Gems:
+def _as_gems(head: SpaceRequest | Gems | Outgoing | str) -> Gems:
     """Return the strategy of the output layer that a space or its name stands for."""
     if isinstance(head, Gems):
         return head
+    assert not isinstance(head, Outgoing)
     space = as_space_request(head)
     if isinstance(head, str) and isinstance(space, Centered):
         space = dataclasses.replace(space, epsilon=HEAD_EPSILON)

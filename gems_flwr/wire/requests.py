@@ -26,7 +26,7 @@ from gems_flwr.compression.difference_coding import FORMS, Form
 from gems_flwr.errors import OptionError
 from gems_flwr.spaces.checks import MAX_WEIGHT
 from gems_flwr.spaces.radius import METHODS, Method
-from gems_flwr.typing import NeuronMeasure
+from gems_flwr.typing import LOSS_MEASURES, NeuronMeasure
 
 if TYPE_CHECKING:
     from gems_flwr.model_merging.layer_statistics import Kind as StatisticsKind
@@ -132,9 +132,12 @@ class Neurons(JsonRequest):
         How the radii are found; see `gems_flwr.spaces.radius.Radius`.
     directions : int, default 500
         Random directions, for all radii but worst and certified; at least 1.
-    measure : {"absolute", "relative"}
+    measure : {"absolute", "relative", "loss", "relative_loss"}
         Whether `epsilon` is in units of the outputs, as Eq. 3 stands, which depends on the
-        number of samples; or a share of each neuron's own output.
+        number of samples; or a share of each neuron's own output; or the mean loss that the whole
+        network may have with the neuron changed (2018); or the share by which that loss may
+        exceed the network's own. Losses are for linear layers below linear layers, and for radii
+        that are sampled, bisection or growing.
     outgoing : bool, default False
         Whether the outgoing weights are part of the ball, as in the 2018 paper.
     max_rows : int, default 20000
@@ -161,10 +164,14 @@ class Neurons(JsonRequest):
         each = self.epsilon if isinstance(self.epsilon, Sequence) else (self.epsilon,)
         measures = list(get_args(NeuronMeasure))
         allowed = all(0 < value <= MAX_WEIGHT for value in each)
+        by_loss = self.measure in LOSS_MEASURES and self.radius in ("worst", "certified")
         self.check(
             {
                 "epsilon": (allowed, f"in (0, {MAX_WEIGHT:g}]"),
-                "radius": (self.radius in METHODS, f"one of {list(METHODS)}"),
+                "radius": (
+                    self.radius in METHODS and not by_loss,
+                    f"one of {list(METHODS)}, with a loss not worst or certified",
+                ),
                 "directions": (self.directions >= 1, "at least 1"),
                 "measure": (self.measure in measures, f"one of {measures}"),
                 "max_rows": (self.max_rows >= 1, "at least 1"),
@@ -187,14 +194,18 @@ class NeuronRequest(JsonRequest):
         Index of the hidden layer, from 0.
     neurons : Neurons
         How they are built, with one epsilon.
+    bias_above : bool, default False
+        Whether the bias of the layer above is sent along, if it has one.
     """
 
     layer: int
     neurons: Neurons
+    bias_above: bool = False
 
     def __post_init__(self) -> None:
         whole = isinstance(self.layer, int) and self.layer >= 0
-        self.check({"layer": (whole, "an integer from 0")})
+        flag = isinstance(self.bias_above, bool)
+        self.check({"layer": (whole, "an integer from 0"), "bias_above": (flag, "true or false")})
         _ = self.epsilon
 
     @property
@@ -206,16 +217,21 @@ class NeuronRequest(JsonRequest):
 
     def said(self) -> dict[str, Any]:
         """Return what a text has to say, layer and epsilon in any case."""
-        return {"layer": self.layer, "epsilon": self.epsilon} | self.neurons.said()
+        said = {"layer": self.layer, "epsilon": self.epsilon} | self.neurons.said()
+        return said | ({"bias_above": True} if self.bias_above else {})
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Return the request that `to_json` wrote."""
-        names = {"layer"} | {f.name for f in dataclasses.fields(Neurons)}
+        names = {"layer", "bias_above"} | {f.name for f in dataclasses.fields(Neurons)}
         values = known_options(json.loads(text), names)
         if not {"layer", "epsilon"} <= values.keys():
             raise OptionError(f"a request for neurons has a layer and an epsilon, got {values}")
-        return cls(values.pop("layer"), Neurons(**values))
+        return cls(
+            values.pop("layer"),
+            bias_above=values.pop("bias_above", False),
+            neurons=Neurons(**values),
+        )
 
 
 # --- models and what they are merged by -------------------------------------------------------
@@ -227,15 +243,19 @@ class StatisticsRequest(JsonRequest):
 
     Parameters
     ----------
-    method : {"regmean", "fisher", "kfac", "matching"}
+    method : one of `gems_flwr.model_merging.layer_statistics.NEEDED`
         How models will be merged.
     labels : {"exact", "sampled"}
         Whether gradients are taken in expectation over the labels that the model itself predicts
         (a backward pass per class), or for one label drawn from the prediction.
+    share : float
+        Bytes of the statistics relative to the model's in single precision, up to 10; 0: as they
+        are, whatever that takes.
     """
 
     method: MergeMethod
     labels: Labels = "exact"
+    share: float = 0.0
 
     def __post_init__(self) -> None:
         from gems_flwr.model_merging.layer_statistics import NEEDED
@@ -244,6 +264,7 @@ class StatisticsRequest(JsonRequest):
             {
                 "method": (self.method in NEEDED, f"one of {list(NEEDED)}"),
                 "labels": (self.labels in ("exact", "sampled"), "one of ['exact', 'sampled']"),
+                "share": (0 <= self.share <= 10, "from 0 to 10"),
             }
         )
 

@@ -41,7 +41,7 @@ Measure = Literal["accuracy", "loss"]
 CURVED: tuple[Method, ...] = ("sampled", "worst", "certified")
 # What a text means that does not say it, whatever the default of a space: texts are older than
 # the spaces' own defaults.
-_UNSAID = {"kind": "cone", "epsilon": 0.5}
+_UNSAID = {"kind": "cone", "epsilon": 0.5, "damping": 0.0}
 # Servers before version 1 sent the options of all spaces along, which meant nothing for others.
 _IGNORED = {"measure", "radius", "directions", "floor", "curve"}
 _IGNORED |= {"rank", "clusters", "int8", "min_count", "dp_delta", "dp_clip", "dp_classes"}
@@ -172,8 +172,7 @@ class SpaceRequest(JsonRequest, ABC):
         if kind not in _KINDS:
             raise OptionError(f"kind must be one of {list(_KINDS)}, got {kind!r}")
         names = {f.name for f in dataclasses.fields(_KINDS[kind])}
-        if "epsilon" not in names:
-            del values["epsilon"]
+        values = {name: values[name] for name in values if name in names or name not in _UNSAID}
         foreign = _IGNORED - names
         own = {name: value for name, value in values.items() if name not in foreign}
         request = _KINDS[kind](**known_options(own, names))
@@ -479,22 +478,45 @@ class Ellipsoid(Centered):
         See `Ball`.
     floor : float, default 0.1
         c of Eq. 5: shortest axis relative to the longest, in (0, 1].
+    damping : float, default 1e-5
+        What is added to the Fisher diagonal, at least 0; the default is the released code's. With
+        0, Eq. 5 as it is printed, nearly every axis has the same length: a ball.
+    labels : {"exact", "sampled"}
+        Fisher diagonal in expectation over predicted labels, or for one drawn label per sample, as
+        in the released code.
+    fisher_samples : int, optional
+        Samples that it is computed from, drawn at random; all if left out, 200 in the released
+        code.
 
     Examples
     --------
     >>> from gems_flwr import Ellipsoid
     >>> Ellipsoid(epsilon=0.7, floor=0.3).to_json()
-    '{"kind": "ellipsoid", "epsilon": 0.7, "floor": 0.3}'
+    '{"kind": "ellipsoid", "epsilon": 0.7, "floor": 0.3, "damping": 1e-05}'
     """
 
     kind: ClassVar[str] = "ellipsoid"
 
     floor: float = 0.1
+    damping: float = 1e-5
+    labels: Literal["exact", "sampled"] = "exact"
+    fisher_samples: int | None = None
     curve: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check({"floor": (0 < self.floor <= 1, "in (0, 1]")})
+        object.__setattr__(self, "damping", _number(self.damping))
+        self.check(
+            {
+                "floor": (0 < self.floor <= 1, "in (0, 1]"),
+                "damping": (0 <= self.damping < float("inf"), "at least 0 and finite"),
+                "labels": (self.labels in ("exact", "sampled"), "exact or sampled"),
+                "fisher_samples": (
+                    self.fisher_samples is None or self.fisher_samples >= 1,
+                    "at least 1",
+                ),
+            }
+        )
 
     @property
     def is_curved(self) -> bool:
@@ -505,11 +527,21 @@ class Ellipsoid(Centered):
         import numpy as np
         import torch
 
+        from gems_flwr.radii.fisher_axes import linear_fisher
         from gems_flwr.radii.layer_radius import build_ellipsoid
         from gems_flwr.radii.quality import Quality
 
         quality = Quality(self.epsilon, self.measure)
-        space = build_ellipsoid(data, quality, self.radius, floor=self.floor, **search)
+        fisher = linear_fisher(data, self.labels, search["seed"], self.fisher_samples)
+        space = build_ellipsoid(
+            data,
+            quality,
+            self.radius,
+            fisher=fisher,
+            floor=self.floor,
+            damping=self.damping,
+            **search,
+        )
         axes = space.radii.astype(np.float64) / space.radius.value
         return space, dataclasses.replace(data, axes=torch.from_numpy(axes).to(data.weight))
 

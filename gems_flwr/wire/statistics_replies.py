@@ -1,20 +1,28 @@
 """Replies that carry statistics beside the model.
 
 Symmetric matrices travel as their upper halves, all in single precision, in one ArrayRecord
-``statistics`` with one array ``<weight>/<kind>`` each.
+``statistics`` with one array ``<weight>/<kind>`` each. Where the request names a share of the
+model's bytes they travel as codes, in three arrays ``columns``, ``roots`` and ``scales``; see
+`gems_flwr.model_merging.compressed_statistics`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
-from gems_flwr.bounds import MAX_MOMENT
+from gems_flwr.bounds import MAX_MOMENT, MAX_WEIGHT
 from gems_flwr.errors import BadReplyError
+from gems_flwr.model_merging.compressed_statistics import (
+    CompressionPlan,
+    PackedStatistics,
+    compression_plan,
+    pack_statistics,
+    unpack_statistics,
+)
 from gems_flwr.model_merging.layer_statistics import (
     SYMMETRIC,
     Kind,
@@ -32,6 +40,8 @@ from gems_flwr.wire.model_replies import (
 from gems_flwr.wire.records import checked_array, largest
 from gems_flwr.wire.requests import StatisticsRequest
 
+_CODES = ("columns", "roots", "scales")
+
 
 @dataclass(frozen=True)
 class MergeReply(ModelReply):
@@ -46,13 +56,23 @@ class MergeReply(ModelReply):
     statistics: Statistics = field(default_factory=dict)
 
 
-def put_statistics(content: RecordDict, statistics: Statistics, *, name: str) -> None:
+def put_statistics(
+    content: RecordDict,
+    statistics: Statistics,
+    *,
+    name: str,
+    plan: CompressionPlan | None = None,
+) -> None:
     """Put statistics into a reply that carries a model, and the node's name if it has none."""
-    packed = {
-        f"{weight}/{kind}": Array(_packed(kind, array))
-        for weight, kinds in statistics.items()
-        for kind, array in kinds.items()
-    }
+    if plan is None:
+        packed = {
+            f"{weight}/{kind}": Array(_packed(kind, array))
+            for weight, kinds in statistics.items()
+            for kind, array in kinds.items()
+        }
+    else:
+        codes = pack_statistics(statistics, plan)
+        packed = {key: Array(getattr(codes, key)) for key in _CODES}
     content[STATISTICS] = ArrayRecord(packed)
     if NODE not in content:
         content.update(pack_name(name))
@@ -85,7 +105,12 @@ def unpack_merge_reply(
 
 def _unpacked(record: object, request: StatisticsRequest, expected: Arrays) -> Statistics:
     shapes = statistics_shapes(request.method, expected)
-    names = {f"{weight}/{kind}" for weight, kinds in shapes.items() for kind in kinds}
+    plan = plan_of(request, expected)
+    names = (
+        {f"{weight}/{kind}" for weight, kinds in shapes.items() for kind in kinds}
+        if plan is None
+        else set(_CODES)
+    )
     if not isinstance(record, ArrayRecord):
         raise BadReplyError(
             f"no ArrayRecord '{STATISTICS}' beside the model; merging by {request.method} needs "
@@ -93,17 +118,48 @@ def _unpacked(record: object, request: StatisticsRequest, expected: Arrays) -> S
         )
     if record.keys() != names:
         raise BadReplyError(f"'{STATISTICS}' must have {sorted(names)}, got {sorted(record)}")
-    statistics: dict[str, Mapping[Kind, NDArray]] = {
-        weight: {
-            kind: _read(record[f"{weight}/{kind}"], f"{weight}/{kind}", kind, shape)
-            for kind, shape in kinds.items()
+    statistics: Statistics
+    if plan is None:
+        statistics = {
+            weight: {
+                kind: _read(record[f"{weight}/{kind}"], f"{weight}/{kind}", kind, shape)
+                for kind, shape in kinds.items()
+            }
+            for weight, kinds in shapes.items()
         }
-        for weight, kinds in shapes.items()
-    }
+    else:
+        statistics = _decoded(record, plan)
     try:
         check_statistics(statistics, request.method, expected)
     except ValueError as error:
         raise BadReplyError(str(error)) from error
+    return statistics
+
+
+def plan_of(request: StatisticsRequest, arrays: Arrays) -> CompressionPlan | None:
+    """Return how statistics of a network travel in codes; None where they travel as they are."""
+    return compression_plan(request.method, arrays, request.share) if request.share else None
+
+
+def _decoded(record: ArrayRecord, plan: CompressionPlan) -> Statistics:
+    columns, roots, scales = plan.sizes
+    packed = PackedStatistics(
+        checked_array(record["columns"], "columns", (columns,), np.dtype(np.int8)),
+        checked_array(record["roots"], "roots", (roots,), np.dtype(f"uint{plan.bits}")),
+        checked_array(record["scales"], "scales", (scales,), np.dtype(np.float32)),
+    )
+    if packed.scales.min(initial=0.0) < 0:
+        raise BadReplyError("array 'scales' holds numbers below 0")
+    # Before anything is multiplied: the largest code is below 2**bits.
+    if largest(packed.scales) > MAX_WEIGHT:
+        raise BadReplyError(f"array 'scales' holds numbers above {MAX_WEIGHT:g}")
+    statistics = unpack_statistics(packed, plan)
+    for weight, kinds in statistics.items():
+        for kind, array in kinds.items():
+            if largest(array) > MAX_MOMENT:
+                raise BadReplyError(
+                    f"'{kind}' of '{weight}' holds mean squares above {MAX_MOMENT:g}"
+                )
     return statistics
 
 

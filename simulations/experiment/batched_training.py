@@ -95,7 +95,7 @@ def fit_together(
     where = chosen_device(device)
     found: list[dict[str, float]] = [{} for _ in trainees]
     with torch_threads(threads):
-        for chunk in _chunks(trainees, where):
+        for chunk in _chunks(trainees, where, options.batch_size):
             chosen = [trainees[index] for index in chunk]
             cohort = _Cohort(chosen, scale, options, where, proximal_mu, target)
             for index, metrics in zip(chunk, cohort.train(), strict=True):
@@ -103,13 +103,31 @@ def fit_together(
     return found
 
 
-def _chunks(trainees: Sequence[Trainee], device: torch.device) -> Iterator[list[int]]:
-    """Yield who is trained at once: those together who have about as many steps to take."""
+def _chunks(
+    trainees: Sequence[Trainee], device: torch.device, batch_size: int
+) -> Iterator[list[int]]:
+    """Yield who is trained at once: those together who have about as many steps to take.
+
+    Batches are filled up to the largest one, so that nobody is put together with others whose
+    batches are more than twice as large.
+    """
     limit = _CHUNK_BYTES if device.type == "cpu" else _ACCELERATOR_CHUNK_BYTES
     each = sum(weight.nbytes for weight in trainees[0].model.parameters())
     size = max(_FEW, limit // max(1, each))
     by_size = sorted(range(len(trainees)), key=lambda index: -len(trainees[index].examples))
-    for part in np.array_split(by_size, -(-len(trainees) // size)):
+    group: list[int] = []
+    for index in by_size:
+        widths = [min(batch_size, len(trainees[who].examples)) for who in (*group[:1], index)]
+        if widths[0] > 2 * widths[-1]:
+            yield from _split(group, size)
+            group = []
+        group.append(index)
+    yield from _split(group, size)
+
+
+def _split(group: Sequence[int], size: int) -> Iterator[list[int]]:
+    """Yield parts of nearly equal length, at most `size` long."""
+    for part in np.array_split(np.array(group), -(-len(group) // size)):
         yield [int(index) for index in part]
 
 

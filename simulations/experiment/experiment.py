@@ -40,7 +40,7 @@ from simulations.experiment.fixed_lift import LIFT_MEMORY
 from simulations.experiment.linear_optimum import linear_optimum
 from simulations.experiment.model_copies import copy_model
 from simulations.experiment.needs_classes import refuse_without_classes
-from simulations.experiment.remembered import fit_once
+from simulations.experiment.remembered import built_once, fit_once
 from simulations.experiment.training import TrainOptions, predictions, tensors
 from simulations.streams.learning import learn
 from simulations.streams.source import BatchSource
@@ -82,8 +82,12 @@ class Experiment:
     @functools.cached_property
     def dataset(self) -> Dataset:
         """The data set, with its test part and public sample."""
-        loaded = self._build(
-            "dataset", data_dir=self.config.data_dir, seed=derive_seed(self.config.seed, "data")
+        config = self.config
+        loaded = built_once(
+            repr(("dataset", config.dataset, config.data_dir, config.seed)),
+            lambda: self._build(
+                "dataset", data_dir=config.data_dir, seed=derive_seed(config.seed, "data")
+            ),
         )
         assert isinstance(loaded, Dataset)
         if not loaded.classes:
@@ -98,8 +102,13 @@ class Experiment:
             return [self._own_share(self._own_data)]
         if not len(pool):
             return []
-        parts = self._divide(pool.labels, self.dataset.groups, config.nodes)
-        return [self._share(pool.take(part), node) for node, part in enumerate(parts)]
+
+        def divided() -> Sequence[Share]:
+            parts = self._divide(pool.labels, self.dataset.groups, config.nodes)
+            return [self._share(pool.take(part), node) for node, part in enumerate(parts)]
+
+        settings = (config.dataset, config.data_dir, config.partition, config.nodes)
+        return built_once(repr(("shares", *settings, config.validation, config.seed)), divided)
 
     @functools.cached_property
     def held_out(self) -> Examples:
@@ -380,7 +389,7 @@ class Experiment:
             sent = self._initial_model.state_dict()
             floats = (n for n, b in self._initial_model.named_buffers() if b.is_floating_point())
             offered["buffers"] = tuple(name for name in floats if name in sent)
-        if config.strategy.get("tune", 0) != 0:
+        if config.strategy.get("tune", 0) != 0 or config.strategy.get("choose", 0) != 0:
             public = self.dataset.public
             if "public" in accepted:
                 offered["public"] = self.output_inputs(public)
@@ -536,6 +545,10 @@ class NodeTask(Task):
             start_afresh(model, experiment.new_model("node", self._name, server_round), seed)
         subclasses = experiment.config.train_options.subclasses
         if FROZEN_LAYERS in config and not features_only:
+            start = experiment.config.train_options.output_start
+            if start != "zero":
+                whose = (self._name,) if start == "own" else ()
+                draw_output(model, derive_seed(experiment.config.seed, "output start", *whose))
             return Report(len(share), experiment.fit_output(model, share, seed))
         if not features_only or subclasses == 1:
             mu = float(config.get(PROXIMAL_MU, 0.0))
@@ -583,6 +596,20 @@ class NodeTask(Task):
         if self._experiment.config.names["strategy"] != "global":
             raise PermissionError("only strategy=global may ask for raw data")
         return self._share.train.features, self._share.train.labels
+
+
+def draw_output(model: nn.Module, seed: int) -> None:
+    """Give the one layer that is not frozen random weights, and biases of zero.
+
+    The weights are Gaussian with a deviation of 0.05, as in the released code of GEMS 2019.
+    """
+    draws = torch.Generator().manual_seed(seed % 2**63)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.requires_grad and weight.ndim > 1:
+                weight.copy_(0.05 * torch.randn(weight.shape, generator=draws))
+            elif weight.requires_grad:
+                weight.zero_()
 
 
 def add_noise(model: nn.Module, scale: float, seed: int) -> None:

@@ -17,6 +17,7 @@ from torch import nn
 
 from simulations.data.examples import Examples
 from simulations.experiment.batched_training import Trainee, fit_together, why_not_together
+from simulations.experiment.plain_sgd import fit_plainly, suits
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,12 +91,17 @@ def fit_orders(orders: Sequence[TrainingOrder]) -> list[dict[str, float] | None]
     -------
     list
         The metrics of each; None where there is no other of its kind, so that nothing is gained.
+        Large dense networks are trained one by one, which is quicker (`plain_sgd`).
     """
     found: list[dict[str, float] | None] = [None] * len(orders)
     kinds: dict[str, list[int]] = {}
     for index, order in enumerate(orders):
         kinds.setdefault(order.kind(), []).append(index)
     for members in kinds.values():
+        if suits(orders[members[0]].model, orders[members[0]].schedule):
+            for index in members:
+                found[index] = _fit_plainly(orders[index])
+            continue
         if len(members) == 1:
             continue
         chosen = [orders[index] for index in members]
@@ -104,3 +110,9 @@ def fit_orders(orders: Sequence[TrainingOrder]) -> list[dict[str, float] | None]
         for index, metrics in zip(members, fit_together(trainees, **shared), strict=True):
             found[index] = metrics
     return found
+
+
+def _fit_plainly(order: TrainingOrder) -> dict[str, float]:
+    named = ("scale", "options", "seed", "threads")
+    known = {key: value for key, value in order.schedule.items() if key in named}
+    return fit_plainly(order.model, order.examples, **known)

@@ -8,8 +8,9 @@ same weights and seed, and only what the server makes of them differs. Inside ::
             run(config, folder(config))
 
 `fit_once` looks training up before it does it. `training.fit` depends on its arguments
-alone, so what is looked up is what training would have given, to the last bit. The memory belongs
-to the process, unless it has a folder. Nodes in processes of their own (``backend=ray``) train as
+alone, so what is looked up is what training would have given, to the last bit. Data are read once
+for runs that follow each other, too (`built_once`). The memory belongs to the process, unless it
+has a folder. Nodes in processes of their own (``backend=ray``) train as
 ever, and so do streams, whose optimisers go on from round to round.
 """
 
@@ -20,11 +21,11 @@ import json
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -40,7 +41,11 @@ from simulations.experiment.joint_training import TrainingOrder, meeting_place
 from simulations.experiment.training import CLASSES, TrainOptions, fit
 
 # What tells nodes which training to do, and `fit` nothing.
-_NOT_FITS = ("output_epochs", "subclasses")
+_NOT_FITS = ("output_epochs", "output_start", "subclasses")
+# A data set, and what the nodes have of it.
+_KEPT = 2
+
+Built = TypeVar("Built")
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,7 @@ class TrainingMemory:
         self.recalled = 0
         self.trained = 0
         self._outcomes: OrderedDict[bytes, _Outcome] = OrderedDict()
+        self._built: OrderedDict[str, Any] = OrderedDict()
         # A node that overstays is left behind in its thread, where it may still train.
         self._lock = threading.Lock()
 
@@ -98,6 +104,19 @@ class TrainingMemory:
         with self._lock:
             self._hold(key, outcome)
             self._write(key, outcome)
+
+    def built_once(self, key: str, build: Callable[[], Built]) -> Built:
+        """Return what was built under this key before, or build it; the last few are kept."""
+        with self._lock:
+            if key in self._built:
+                self._built.move_to_end(key)
+                return self._built[key]  # type: ignore[no-any-return]
+        built = build()
+        with self._lock:
+            self._built[key] = built
+            while len(self._built) > _KEPT:
+                self._built.popitem(last=False)
+        return built
 
     def _hold(self, key: bytes, outcome: _Outcome) -> None:
         if key in self._outcomes or outcome.size_bytes > self.limit_bytes:
@@ -158,6 +177,11 @@ def remember_training(
         yield _memory
     finally:
         _memory = None
+
+
+def built_once(key: str, build: Callable[[], Built]) -> Built:
+    """Return what cannot change and is built from its key alone; see `remember_training`."""
+    return build() if _memory is None else _memory.built_once(key, build)
 
 
 def fit_once(

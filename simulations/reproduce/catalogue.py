@@ -8,6 +8,8 @@ from simulations.reproduce.papers import (
     dynamic2018,
     gems2018,
     gems2019,
+    gems2019_checks,
+    multi_model2025,
     protocol_grid,
     slides2025,
 )
@@ -16,7 +18,16 @@ from simulations.reproduce.studies.study import Study
 
 PAPERS: dict[str, Reproduction] = {
     each.name: each
-    for module in (gems2019, gems2018, dynamic2018, driving2018, protocol_grid, slides2025)
+    for module in (
+        gems2019,
+        gems2019_checks,
+        gems2018,
+        dynamic2018,
+        driving2018,
+        protocol_grid,
+        slides2025,
+        multi_model2025,
+    )
     for each in module.REPRODUCTIONS
 }
 
@@ -76,10 +87,27 @@ STUDIES: dict[str, Study] = {
         ),
         Study(
             name="multi_model_rates",
-            about="A learning rate for several models at once, chosen without the test data.",
+            about="Learning rates for several models at once, chosen without the test data.",
             where="Slides 2025, Table I",
-            minutes=20,
+            minutes=8,
             quick=("rounds=2",),
+        ),
+        Study(
+            name="fedavg_rates",
+            about="Learning rates for FedAvg's table, searched on validation data as McMahan et "
+            "al. did.",
+            where="Slides 2025, Table 1",
+            minutes=4,
+            quick=("rounds=2",),
+        ),
+        Study(
+            name="fedavg_causes",
+            about="Why FedAvg needs other numbers of rounds than published: rate, initial weights, "
+            "examples.",
+            where="Slides 2025, Table 1",
+            minutes=4,
+            seeds=3,
+            quick=("rounds=3",),
         ),
         Study(
             name="compressed_streams",
@@ -89,6 +117,15 @@ STUDIES: dict[str, Study] = {
             minutes=250,
             seeds=3,
             quick=("rounds=40", "evaluate_every=40"),
+        ),
+        Study(
+            name="merged_networks",
+            about="What are the peers worth on convolutional networks? LeNets averaged, merged by "
+            "RegMean, Fisher matrices and FedFisher, and GEMS beside them.",
+            where="FedFisher 2024",
+            minutes=35,
+            seeds=3,
+            quick=("train.epochs=2", "steps=500"),
         ),
         Study(
             name="soak",

@@ -159,6 +159,28 @@ def test_second_moments_of_a_layers_inputs_are_full_moments_as_well(limits, meth
 
 
 @pytest.mark.parametrize(
+    ("limits", "allowed"),
+    [({"largest_rank": 2}, True), ({"largest_rank": 1}, False), ({}, False)],
+)
+def test_compressed_second_moments_show_as_many_directions_as_the_node_allows(limits, allowed):
+    """39 weights: half of 156 bytes are 2 directions of 13 inputs, which 5 samples do not hide."""
+    app = node_app(NodeLimits(**limits), statistics_mod)
+    strategy = MergedModels(method="regmean", statistics_share=0.5)
+    if allowed:
+        assert run(strategy, grid=InProcessGrid(app, 2)).failures == ()
+        return
+    with pytest.raises(RoundFailedError, match="limit largest_rank: 2 directions of the second"):
+        run(strategy, grid=InProcessGrid(app, 2))
+
+
+def test_directions_that_many_samples_hide_leave_a_node_at_its_default_limits():
+    """Of 13 inputs, 2 directions and the variances are 52 numbers: 58 samples hide them."""
+    NodeLimits().check_second_moments(58, 13, rank=2)
+    with pytest.raises(RefusedError, match="2 directions of the second moments of 13 inputs"):
+        NodeLimits().check_second_moments(57, 13, rank=2)
+
+
+@pytest.mark.parametrize(
     ("limits", "reason"),
     [({"allow_scores": False}, "limit allow_scores"), ({"require_dp": True}, None)],
 )

@@ -242,6 +242,19 @@ SCENARIOS = {
     "MergedModels, fisher": merged(partial(MergedModels, method="fisher")),
     "MergedModels, kfac": merged(partial(MergedModels, method="kfac")),
     "MergedModels, matching": merged(partial(MergedModels, method="matching")),
+    "MergedModels, FedFisher": merged(
+        partial(
+            MergedModels,
+            method="fedfisher_diagonal",
+            steps=20,
+            choose=12,
+            public_data=PUBLIC,
+            build_model=network,
+        )
+    ),
+    "MergedModels, compressed": merged(
+        partial(MergedModels, method="fedfisher_kfac", steps=20, statistics_share=2.0)
+    ),
     "LocalModels, tuned": net(partial(LocalModels, build_model=network, **TUNED)),
     "Ensemble": net(Ensemble),
     "PeriodicAveraging": local(partial(PeriodicAveraging, weighted=True)),

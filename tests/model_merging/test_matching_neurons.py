@@ -9,7 +9,12 @@ from helpers_merging import arrays_of, network, samples
 from torch import nn
 
 from gems_flwr.averaging.means import weighted_mean
-from gems_flwr.model_merging.matching import align_to, match_and_average
+from gems_flwr.model_merging.matching import (
+    SIGMAS,
+    align_to,
+    match_and_average,
+    sigmas_below_chance,
+)
 
 
 def shuffled(arrays, weights, seed):
@@ -93,3 +98,63 @@ def test_without_hidden_layers_it_is_the_mean():
     models = [arrays_of(network((5, 3), seed=seed)) for seed in range(3)]
     merged, mean = match_and_average(models, [1, 2, 3]), weighted_mean(models, [1, 2, 3])
     assert all(np.allclose(merged[key], mean[key], atol=1e-7) for key in mean)
+
+
+# --- a common start ---------------------------------------------------------------------------
+
+
+def trained(module, seed, steps, rate=0.01):
+    """A copy of a network after training on two of three blobs, which depend on the seed."""
+    rng = np.random.default_rng(seed)
+    copy = network((5, 12, 9, 3))
+    copy.load_state_dict(module.state_dict())
+    centres = np.random.default_rng(99).normal(size=(3, 5)) * 2
+    y = np.array([seed % 3, (seed + 1) % 3])[rng.integers(2, size=200)]
+    x = torch.from_numpy(centres[y] + rng.normal(size=(200, 5))).float()
+    optimizer = torch.optim.Adam(copy.parameters(), lr=rate)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(copy(x), torch.from_numpy(y)).backward()
+        optimizer.step()
+    return arrays_of(copy)
+
+
+@pytest.mark.parametrize("steps", [1, 20, 400])
+@pytest.mark.parametrize("start", range(2))
+def test_from_a_common_start_neurons_keep_their_places_and_the_result_is_the_average(start, steps):
+    """After 400 steps the nearest neuron is often another one: the assignment alone would move."""
+    module = network((5, 12, 9, 3), seed=start)
+    models = [trained(module, seed, steps) for seed in range(3)]
+    weights = [3, 1, 2]
+    merged, mean = match_and_average(models, weights), weighted_mean(models, [3 / 6, 1 / 6, 2 / 6])
+    assert all(np.array_equal(merged[key], mean[key]) for key in mean)
+
+
+def test_in_chance_order_the_number_of_deviations_is_a_standard_one():
+    """Networks from starts of their own: mean 0 and deviation 1, as of a standard normal one."""
+    found = [
+        sigmas_below_chance(*(arrays_of(network((5, 12, 9, 3), seed=s)) for s in (i, 1000 + i)))
+        for i in range(100)
+    ]
+    assert abs(np.mean(found)) < 0.25
+    assert np.std(found) == pytest.approx(1.0, abs=0.15)
+    assert max(found) < SIGMAS + 1
+
+
+def test_networks_from_starts_of_their_own_are_still_matched():
+    module, other = network((5, 12, 9, 3), seed=1), network((5, 12, 9, 3), seed=2)
+    reference, model = trained(module, 0, 50), trained(other, 0, 50)
+    aligned = align_to(reference, model)
+    assert not np.array_equal(aligned["1.weight"], model["1.weight"])
+
+
+def test_a_copy_with_few_neurons_exchanged_is_put_in_order():
+    """Most positions mean something, but matching brings the distance to zero."""
+    arrays = arrays_of(network((5, 12, 9, 3)))
+    other = {key: array.copy() for key, array in arrays.items()}
+    order = [1, 0, *range(2, 12)]
+    other["1.weight"], other["1.bias"] = other["1.weight"][order], other["1.bias"][order]
+    other["3.weight"] = other["3.weight"][:, order]
+    assert sigmas_below_chance(arrays, other) > SIGMAS
+    aligned = align_to(arrays, other)
+    assert all(np.array_equal(aligned[key], arrays[key]) for key in arrays)

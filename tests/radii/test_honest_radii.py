@@ -1,5 +1,7 @@
 """Certified radii are sound, worst directions are worse than random ones, Fisher axes agree."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gems_flwr.errors import NotGoodEnoughError
-from gems_flwr.radii.fisher_axes import linear_fisher, relative_axes
+from gems_flwr.radii.fisher_axes import DAMPING, linear_fisher, relative_axes
 from gems_flwr.radii.layer_data import LayerData
 from gems_flwr.radii.layer_radius import (
     build_ball,
@@ -125,6 +127,18 @@ def test_sampled_labels_average_to_the_exact_expectation():
     torch.testing.assert_close(one, two)
 
 
+def test_a_fisher_of_a_few_samples_is_that_of_samples_of_the_data():
+    data = a_problem(4, n=30)
+    each = [
+        linear_fisher(dataclasses.replace(data, inputs=data.inputs[[i]], labels=data.labels[[i]]))
+        for i in range(30)
+    ]
+    one = linear_fisher(data, seed=3, samples=1)
+    assert sum(bool(torch.allclose(one, other)) for other in each) == 1
+    assert not torch.allclose(one, linear_fisher(data, seed=4, samples=1))
+    torch.testing.assert_close(linear_fisher(data, samples=30), torch.stack(each).mean(0))
+
+
 def test_axes_follow_equation_5():
     """Equal F give a ball; F of (1, 2, 100) with c = 0.1 gives (1, 1/2, 0.1); F = 0 gives 1."""
     assert relative_axes(torch.full((4,), 3.0)).tolist() == [1.0] * 4
@@ -134,6 +148,38 @@ def test_axes_follow_equation_5():
     for fisher, floor in ((torch.ones(2), 1.5), (torch.tensor([-1.0]), 0.1)):
         with pytest.raises(ValueError, match="expected"):
             relative_axes(fisher, floor)
+
+
+def test_damped_axes_are_those_of_the_released_code():
+    """1/(F + 1e-5), divided by the largest, at least 0.1: in NumPy, weight by weight."""
+    fisher = np.array([0.0, 1e-6, 1e-5, 4e-5, 8.9e-5, 9.1e-5, 0.3])
+    inverse = 1 / (np.abs(fisher) + 1e-5)
+    expected = np.maximum(0.1, inverse / inverse.max())
+    axes = relative_axes(torch.from_numpy(fisher), 0.1, DAMPING)
+    np.testing.assert_allclose(axes.numpy(), expected, rtol=1e-12)
+    # Without a dead pixel the least F plus the damping has the full length.
+    axes = relative_axes(torch.tensor([2e-5, 5e-5]), 0.1, DAMPING)
+    torch.testing.assert_close(axes, torch.tensor([1.0, 0.5]))
+    for damping in (-1e-9, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="damping: expected a finite number of at least 0"):
+            relative_axes(torch.ones(2), 0.1, damping)
+
+
+def test_without_damping_one_tiny_fisher_makes_the_ellipsoid_a_ball():
+    """Hundreds of weights that matter by 1e-4 and one by 1e-9: all axes but one on the floor."""
+    fisher = torch.full((500,), 3e-5)
+    fisher[0] = 1e-9
+    assert int((relative_axes(fisher) > 0.1).sum()) == 1
+    assert relative_axes(fisher, damping=DAMPING)[1:].min() > 0.24
+    ball = build_ball(a_problem(8), Quality(0.5), "sampled", directions=50)
+    flat = torch.full_like(linear_fisher(a_problem(8)), 1.0)
+    flat[0] = 1e-9
+    options = {"method": "sampled", "fisher": flat, "directions": 50}
+    space = build_ellipsoid(a_problem(8), Quality(0.5), damping=0.0, **options)
+    # One axis of many is long, so that R is nearly ten times the ball's, and the rest its radius.
+    assert np.median(space.radii) == pytest.approx(ball.radius.value, rel=0.5)
+    damped = build_ellipsoid(a_problem(8), Quality(0.5), damping=1e3, **options)
+    assert damped.radii.min() == pytest.approx(ball.radius.value, rel=1e-2)
 
 
 def test_an_ellipsoid_is_longest_where_the_model_is_least_sensitive():

@@ -345,7 +345,7 @@ def test_malformed_layers_are_named(changes, message):
         (0.1, {"max_radius": 0.0}),
         (0.1, {"directions": 0}),
         (0.1, {"method": "guess"}),
-        (0.1, {"measure": "loss"}),
+        (0.1, {"measure": "share"}),
     ],
 )
 def test_parameters_out_of_range_are_named(epsilon, options):

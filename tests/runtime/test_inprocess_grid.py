@@ -1,5 +1,6 @@
 """The embedded backend is as strict as real Flower."""
 
+import gc
 import threading
 
 import numpy as np
@@ -141,3 +142,21 @@ def test_nodes_can_have_configs_of_their_own():
     grid = InProcessGrid(app_of(tell), [{"site": "north"}, {"site": "south"}], {"lr": 0.5})
     assert sorted(r.content["r"]["site"] for r in ask(grid)) == ["north", "south"]
     assert all(r.content["r"]["lr"] == 0.5 for r in ask(grid))
+
+
+def test_a_grid_that_nobody_has_any_more_leaves_no_thread_behind():
+    """Hundreds of runs in one process would pile them up."""
+
+    def nodes() -> set[threading.Thread]:
+        return {each for each in threading.enumerate() if each.name == "in-process-node"}
+
+    before = nodes()
+    grid = InProcessGrid(toy_app(), 2)
+    started = nodes() - before
+    assert len(started) == 1
+
+    del grid
+    gc.collect()
+    for thread in started:
+        thread.join(timeout=60)
+        assert not thread.is_alive()

@@ -173,6 +173,20 @@ def test_more_nodes_than_fit_at_once_are_trained_in_chunks(monkeypatch):
     same(*found)
 
 
+def test_small_shares_are_not_filled_up_to_large_ones():
+    """With whole shares as batches a cohort's largest is at most twice its smallest."""
+    data = list(shares(sizes=(40, 3, 23, 20, 4, 2)))
+    trainees = [Trainee(nn.Linear(6, 3), each, 0) for each in data]
+    where = torch.device("cpu")
+    sizes = [[len(data[i]) for i in c] for c in batched_training._chunks(trainees, where, 100)]
+    assert sizes == [[40, 23, 20], [4, 3, 2]]
+    # Batches of four are full, or at least half full, whoever's they are.
+    sizes = [[len(data[i]) for i in c] for c in batched_training._chunks(trainees, where, 4)]
+    assert sizes == [[40, 23, 20, 4, 3, 2]]
+    _, *found = both_ways(lambda: nn.Linear(6, 3), data, SGD | {"batch_size": 100})
+    same(*found)
+
+
 def test_nothing_is_drawn_from_the_global_generators():
     before = torch.random.get_rng_state()
     make = lambda: mlp(input_shape=(6,), classes=3, dropout=0.5)  # noqa: E731

@@ -367,5 +367,7 @@ def test_the_2018_papers_experiments_compose_with_every_one_shot_strategy(
     assert (config.names["dataset"], config.names["partition"]) == (dataset, "groups")
     assert config.model.get("hidden") == hidden
     assert (config.nodes, config.own_initial_weights) == (2, True)
-    assert (config.train["epochs"], config.train["patience"]) == (40, 3)
+    # As long as the paper's references took; the logistic model is trained until it is done.
+    schedule = (40, 3) if name == "shallow" else (1, None)
+    assert (config.train["epochs"], config.train["patience"]) == schedule
     assert config.dataset.get("group_share") == (0.5 if dataset == "tweets_by_terms" else None)

@@ -1,5 +1,6 @@
 """Networks of several kinds, layer by layer, as whole runs."""
 
+import dataclasses
 import json
 import os
 
@@ -74,6 +75,45 @@ def test_the_output_layer_alone_is_trained_for_its_own_number_of_epochs():
     report = task.train(model, seed=0, config={FROZEN_LAYERS: 1, SERVER_ROUND: 2})
     assert report.metrics["epochs"] == 3
     assert torch.equal(model[1].weight, before)
+
+
+@pytest.mark.parametrize(
+    ("start", "drawn", "same"),
+    [("zero", False, True), ("common", True, True), ("own", True, False)],
+)
+def test_the_output_layer_starts_where_it_is_told_to(start, drawn, same):
+    """Steps of 1e-12 leave it there; drawn weights have the released code's deviation of 0.05."""
+    options = ["strategy=gems_layerwise", "model=mlp", f"train.output_start={start}"]
+    experiment = experiment_of(compose_config([*options, "train.lr=1e-12"]).to_json())
+    weights = []
+    for node in (0, 1):
+        model = experiment.build_model()
+        freeze_lowest(model, 1)
+        with torch.no_grad():
+            model[4].weight.zero_()
+        below = model[1].weight.clone()
+        config = {FROZEN_LAYERS: 1, SERVER_ROUND: 2}
+        experiment.task(node).train(model, seed=node, config=config)
+        assert torch.equal(model[1].weight, below)
+        assert float(model[4].bias.detach().abs().max()) < 1e-6
+        weights.append(model[4].weight.detach().clone())
+    assert float(weights[0].std()) == pytest.approx(0.05 if drawn else 0.0, abs=0.006)
+    assert torch.allclose(*weights, atol=1e-6) == same
+
+
+def test_a_run_that_starts_from_zero_keeps_its_name():
+    """There were runs before there was the option."""
+    plain, common = (
+        compose_config(["strategy=gems_layerwise", "model=mlp", *more])
+        for more in ([], ["train.output_start=common"])
+    )
+    assert (
+        plain.fingerprint()
+        == dataclasses.replace(
+            plain, train={k: v for k, v in plain.train.items() if k != "output_start"}
+        ).fingerprint()
+    )
+    assert plain.fingerprint() != common.fingerprint()
 
 
 def test_nodes_start_later_hidden_layers_from_weights_of_their_own():

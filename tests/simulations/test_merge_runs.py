@@ -36,6 +36,40 @@ def test_every_peer_runs_on_nodes_that_have_two_labels_each(tmp_path, method, mo
     assert beyond < 2000 if method == "matching" else beyond > model_bytes / 2
 
 
+@pytest.mark.parametrize(
+    "method", ["regmean", "fisher", "kfac", "matching", "fedfisher_diagonal", "fedfisher_kfac"]
+)
+def test_every_peer_merges_convolutional_networks(tmp_path, method):
+    """A run over messages, with the digits' public sample where there is something to choose."""
+    choose = [] if method in ("fisher", "matching") else ["strategy.choose=50"]
+    steps = ["strategy.steps=200"] if method.startswith("fedfisher") else []
+    overrides = ["model=cnn", "nodes=2", "train.epochs=1", *choose, *steps]
+    result = finish(tmp_path, f"strategy.method={method}", *overrides)
+    assert result["nodes_failed"] == 0
+    merged = load_file(tmp_path / "model.safetensors")
+    assert sorted(array.ndim for array in merged.values()) == [1] * 4 + [2, 2, 4, 4]
+    assert all(np.isfinite(array).all() for array in merged.values())
+    if choose:
+        assert 0 <= result["details"]["public_score"] <= 1
+
+
+@pytest.mark.slow
+def test_half_the_bytes_of_a_model_are_room_for_its_statistics(tmp_path):
+    """FedFisher's promise: no more bytes than the average's model, records apart."""
+    common = ["model=cnn", "nodes=2", "train.epochs=1", "strategy.steps=100"]
+    result = finish(
+        tmp_path,
+        "strategy.method=fedfisher_kfac",
+        "strategy.statistics_share=0.5",
+        "strategy.compress=float16",
+        *common,
+    )
+    merged = load_file(tmp_path / "model.safetensors")
+    model_bytes = 4 * sum(array.size for array in merged.values())
+    assert result["nodes_failed"] == 0
+    assert 0.8 * model_bytes < result["bytes_up"] / 2 < model_bytes + 3000
+
+
 @pytest.mark.slow
 def test_least_squares_and_kronecker_factors_beat_the_average_of_logistic_models(tmp_path):
     """Two of ten labels per node: the average forgets most of them (matching is the average)."""

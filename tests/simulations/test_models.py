@@ -11,7 +11,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from torch import nn
 
-from simulations.models import cnn, lenet, logistic, mlp
+from simulations.models import cnn, lenet, logistic, mcmahan_cnn, mlp
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
 MNIST = {"input_shape": (1, 28, 28), "classes": 10}
@@ -29,17 +29,23 @@ def weights(model: nn.Module) -> int:
         (mlp(**MNIST, hidden=[20, 30]), 784 * 20 + 20 + 20 * 30 + 30 + 30 * 10 + 10),
         (cnn(**MNIST), 1_199_882),
         (lenet(**MNIST), 61_706),
+        (mcmahan_cnn(**MNIST), 1_663_370),
+        (mlp(**MNIST, hidden=[200, 200]), 199_210),
     ],
-    ids=["logistic", "mlp", "deep mlp", "cnn", "lenet"],
+    ids=["logistic", "mlp", "deep mlp", "cnn", "lenet", "McMahan's CNN", "McMahan's 2NN"],
 )
 def test_models_for_mnist_have_the_published_number_of_weights(
     model: nn.Module, expected: int
 ) -> None:
-    """1,199,882 is the dynamic-averaging paper's figure, 61,706 that of LeNet-5, others by hand."""
+    """Figures of the papers, or by hand.
+
+    1,199,882 is the dynamic-averaging paper's, 61,706 that of LeNet-5, 1,663,370 and 199,210 are
+    McMahan et al.'s.
+    """
     assert weights(model) == expected
 
 
-@pytest.mark.parametrize("build", [logistic, mlp, cnn, lenet])
+@pytest.mark.parametrize("build", [logistic, mlp, cnn, lenet, mcmahan_cnn])
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (3, 28, 28), (1, 12, 17)])
 def test_image_batches_become_logits_and_the_last_module_is_linear(
     build: Callable[..., nn.Sequential], shape: tuple[int, ...]

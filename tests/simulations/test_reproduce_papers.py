@@ -15,6 +15,7 @@ from simulations.reproduce.catalogue import PAPERS
 from simulations.reproduce.entry import Options
 from simulations.reproduce.papers import (
     comparison,
+    dynamic_claims,
     equal_loss,
     explanations,
     gems2019,
@@ -45,6 +46,8 @@ DERIVED = {
     "least bytes beside periodic at equal loss",
     "bytes beside FedAvg",
     "loss beside FedAvg",
+    "accuracy less FedAvg's",
+    "accuracy relative to full participation",
 }
 
 
@@ -176,6 +179,21 @@ def test_bytes_are_compared_at_equal_loss():
     (share,) = found.of(equal_loss.AT_EQUAL_LOSS)
     assert share.by_seed == [pytest.approx(0.5), None]
     assert compare(found)[-1].published.mean == 0.5
+
+
+def test_protocols_are_set_beside_one_other_seed_by_seed():
+    """Half of the bytes at 1.1 times the loss; in the second seed the other failed."""
+    found = findings("dynamic_drift")
+    for method, loss, sent in (("b = 4", 10.0, 8.0), ("Δ = 0.3", 11.0, 4.0)):
+        lost = method == "b = 4"
+        found.add(Finding("100 learners", method, equal_loss.LOSS, [loss, None if lost else loss]))
+        found.add(Finding("100 learners", method, equal_loss.BYTES, [sent, None if lost else sent]))
+    equal_loss.compare_with(found, "100 learners", "b = 4", ("Δ = 0.3", "Δ = 0.7"))
+    sent, loss = found.findings[-2:]
+    assert (sent.quantity, sent.by_seed) == ("bytes beside b = 4", [pytest.approx(0.5), None])
+    assert (loss.quantity, loss.by_seed) == ("loss beside b = 4", [pytest.approx(1.1), None])
+    text = dynamic_claims.drift_found(found)
+    assert "Δ = 0.3 sends 0.50 of the bytes at 1.10 of the loss" in text
 
 
 def test_gains_of_fine_tuning_are_means_over_settings():

@@ -44,6 +44,7 @@ def test_more_neurons_are_better_and_less_than_an_ensemble_suffices(tmp_path, mo
 def test_a_learning_rate_is_chosen_on_validation_data(tmp_path):
     console = Console(record=True, width=100)
     overrides = ["dataset=digits", "nodes=12", "rounds=1", "strategy.budget=4"]
+    overrides.append("multi_model.tasks=[{name: a}, {name: b}]")
     multi_model_rates.run(overrides, tmp_path, console)
     text = console.export_text()
     assert all(f"{rate:g} " in text for rate in multi_model_rates.RATES)

@@ -22,7 +22,7 @@ from gems_flwr.strategies.merged_models import MergedModels
 from gems_flwr.wire.records import to_numpy, to_record
 from gems_flwr.wire.requests import StatisticsRequest
 
-METHODS = ["regmean", "fisher", "kfac", "matching"]
+METHODS = ["regmean", "fisher", "kfac", "matching", "fedfisher_diagonal", "fedfisher_kfac"]
 LABELS = [[0, 1], [2, 3], [1, 2]]
 
 
@@ -146,10 +146,45 @@ def test_the_bytes_of_each_method_are_those_of_its_statistics():
     for method, numbers in {
         "regmean": grams,
         "kfac": grams + factors,
+        "fedfisher_kfac": grams + factors,
         "fisher": weights,
+        "fedfisher_diagonal": weights,
     }.items():
         beyond = up[method] - up["matching"]
         assert 4 * numbers < beyond < 4 * numbers + 1200, method
+
+
+@pytest.mark.parametrize("method", ["regmean", "kfac", "fisher", "fedfisher_kfac"])
+def test_a_share_of_the_models_bytes_is_what_the_statistics_take(method):
+    """Of 59 weights in single precision, in three arrays; what is merged is not far from exact."""
+    app = task_client_app(Blobs)
+    options = {"steps": 100} if method == "fedfisher_kfac" else {}
+    whole, packed = (
+        start(app, method, **options),
+        start(app, method, statistics_share=1.3, **options),
+    )
+    beyond = (packed.traffic.bytes_up - start(app, "matching").traffic.bytes_up) / 3
+    assert packed.failures == ()
+    assert beyond < 1.3 * 4 * 59 + 8 + 900
+    merged = arrays(packed)
+    if method != "kfac":  # whose solution hangs on the smallest eigenvalues
+        assert all(np.abs(merged[key] - array).max() < 0.6 for key, array in arrays(whole).items())
+    assert any(not np.array_equal(merged[key], array) for key, array in arrays(whole).items())
+
+
+def test_public_samples_choose_how_far_fedfisher_goes():
+    app, steps = task_client_app(Blobs), 300
+    public = {"choose": 40, "public_data": tuple(p.numpy() for p in TEST), "build_model": build}
+    chosen = start(app, "fedfisher_diagonal", steps=steps, **public)
+    assert chosen.details["tried"] == 4
+    assert chosen.details["steps"] in (0, 100, 200, 300)
+    alone = start(app, "fedfisher_diagonal", steps=steps)
+    assert alone.details["steps"] == steps
+    # The score is that of the model which is returned, on the first 40.
+    model = build()
+    model.load_state_dict({k: torch.from_numpy(a) for k, a in arrays(chosen).items()})
+    x, y = (part[:40] for part in TEST)
+    assert chosen.details["public_score"] == float((model(x).argmax(1) == y).double().mean())
 
 
 def test_matching_works_with_a_client_that_never_heard_of_it():
@@ -235,6 +270,28 @@ def test_a_node_with_bad_statistics_is_named_and_the_others_are_merged(method, s
     assert all(np.isfinite(array).all() for array in arrays(result).values())
 
 
+@pytest.mark.parametrize(
+    ("method", "spoil", "reason"),
+    [
+        ("kfac", replaced("scales", put(np.nan)), "'scales' holds NaN"),
+        ("kfac", replaced("scales", put(-1)), "'scales' holds numbers below 0"),
+        ("kfac", replaced("scales", put(1e7)), "'scales' holds numbers above 1e+06"),
+        ("kfac", replaced("scales", put(9e5)), "of '0.weight' holds mean squares above"),
+        ("kfac", replaced("columns", lambda a: a[1:]), "'columns' has shape"),
+        ("kfac", replaced("columns", lambda a: a.astype(np.int16)), "'columns' has"),
+        ("fisher", replaced("roots", lambda a: a.astype(np.uint8)), "'roots' has dtype uint8"),
+        ("fisher", without("roots"), "'statistics' must have ['columns', 'roots', 'scales']"),
+    ],
+)
+def test_a_node_with_bad_codes_is_named_and_the_others_are_merged(method, spoil, reason):
+    app = users_app(spoiling(1, spoil), statistics_mod(both_parts(data), model=build))
+    result = start(app, method, statistics_share=1.3)
+    (failure,) = result.history[1].failures
+    assert failure.node == "1"
+    assert reason in failure.reason
+    assert all(np.isfinite(array).all() for array in arrays(result).values())
+
+
 def test_a_privacy_mod_inside_would_be_bypassed_and_that_is_refused():
     noise = LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=1.0, delta=1e-5)
     with pytest.raises(RoundFailedError, match="LocalDpMod is inside statistics_mod"):
@@ -251,6 +308,11 @@ def test_a_privacy_mod_inside_would_be_bypassed_and_that_is_refused():
         ({"shrink": 1.5}, "shrink must be in"),
         ({"damping": 0.0}, "damping must be above 0 or none"),
         ({"labels": "true"}, "labels must be one of"),
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"statistics_share": -1.0}, "statistics_share must be from 0 to 10"),
+        ({"method": "matching", "statistics_share": 0.5}, "matching needs no statistics"),
+        ({"choose": 5}, "choose must be from 0 to the number of public samples, 0"),
+        ({"choose": 1, "public_data": TEST}, "needs build_model"),
     ],
 )
 def test_options_out_of_range_are_refused_when_the_strategy_is_built(options, match):
@@ -258,13 +320,18 @@ def test_options_out_of_range_are_refused_when_the_strategy_is_built(options, ma
         MergedModels(**options)
 
 
-@pytest.mark.parametrize("method", ["regmean", "fisher", "kfac"])
-def test_a_convolution_is_refused_before_anybody_trains(method):
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
+@pytest.mark.parametrize("method", ["regmean", "fisher", "kfac", "fedfisher_diagonal"])
+def test_a_convolution_of_a_sequence_is_refused_before_anybody_trains(method):
+    model = nn.Sequential(nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
     initial = to_record({k: v.numpy() for k, v in model.state_dict().items()})
     grid = InProcessGrid(users_app(), 3)
-    with pytest.raises(ValueError, match="'0' is no linear layer"):
+    with pytest.raises(ValueError, match="'0' is neither linear nor a convolution of images"):
         MergedModels(method=method).start(grid, initial)
+
+
+def test_a_share_that_is_too_small_is_refused_before_anybody_trains():
+    with pytest.raises(ValueError, match="a share of at least 0"):
+        start(users_app(), "fisher", statistics_share=0.1)
 
 
 def test_with_all_classes_on_every_node_regmean_and_kfac_tell_them_apart():

@@ -72,6 +72,36 @@ def test_full_participation_is_the_weighted_step_of_every_model():
     assert result.details["sampled"]["0"] == {"a": 5}
 
 
+@pytest.mark.parametrize("sampling", ["random", "lvr", "gvr", "fedvarp", "mifa"])
+def test_a_warm_start_is_one_round_of_full_participation(sampling):
+    """Budget and capacities hold from the second round on."""
+    strategy = MultiModel(sampling=sampling, budget=1, warm_start=True, seed=3)
+    result = play(strategy, rounds=3, grid=InProcessGrid(pulling_app(capacity=1), 6))
+    pairs = [record.train_metrics["pairs"] for record in result.history[1:]]
+    assert pairs[0] == 11
+    assert max(pairs[1:]) <= 6
+    one = play(strategy, rounds=1, grid=InProcessGrid(pulling_app(capacity=1), 6))
+    for model, expected in full_rounds(1).items():
+        assert final(one)[model]["w"] == pytest.approx(expected)
+
+
+def test_mifa_knows_everybody_after_a_warm_start():
+    """By hand: round 2 draws nobody, and the step is Σ d × the first round's updates once more."""
+    strategy = MultiModel(sampling="mifa", budget=1e-9, warm_start=True)
+    result = play(strategy, rounds=2)
+    for model, once in full_rounds(1).items():
+        assert final(result)[model]["w"] == pytest.approx(2 * once)
+
+
+def test_the_residual_says_how_much_of_an_update_the_old_one_leaves():
+    """Every pull is the same vector times 2/3 of the last: U − h = −h/3, U = 2h/3, a quarter."""
+    app = pulling_app(names=("a",), holdings=lambda node, names: {"a": 1} if node == 1 else {})
+    strategy = MultiModel(sampling="fedvarp", budget=1)
+    result = play(strategy, app, rounds=2, start=initial(("a",)))
+    assert "residual/a" not in result.history[1].train_metrics
+    assert result.history[2].train_metrics["residual/a"] == pytest.approx(0.25)
+
+
 @pytest.mark.parametrize("sampling", [m for m in METHODS if m != "full"])
 def test_with_budget_for_everything_every_method_is_full_participation(sampling):
     result = play(MultiModel(sampling=sampling, budget=11))

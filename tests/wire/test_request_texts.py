@@ -61,15 +61,20 @@ TEXTS = [
     ),
     (Gems(space="ball", epsilon={"0": 0.3, "1": 1}), f'{BALL}, "epsilon": 1.0}}'),
     (Gems(space="ball", epsilon={"0": 0.3}), f'{BALL}, "epsilon": 0.4}}'),
-    (Gems(space="ellipsoid"), f'{AXES}, "epsilon": 0.4}}'),
-    (Gems(space=Ellipsoid(epsilon=0.7, floor=0.3)), f'{AXES}, "epsilon": 0.7, "floor": 0.3}}'),
+    (Gems(space=Ellipsoid(damping=0)), f'{AXES}, "epsilon": 0.4}}'),
     (
-        Gems(space=Ellipsoid(floor=0.2, radius="worst"), epsilon="auto"),
+        Gems(space=Ellipsoid(epsilon=0.7, floor=0.3, damping=0)),
+        f'{AXES}, "epsilon": 0.7, "floor": 0.3}}',
+    ),
+    # Since then ellipsoids are damped, and say so.
+    (Gems(space="ellipsoid"), f'{AXES}, "epsilon": 0.4, "damping": 1e-05}}'),
+    (
+        Gems(space=Ellipsoid(floor=0.2, radius="worst", damping=0), epsilon="auto"),
         f'{AXES}, "epsilon": 1e-06, "radius": "worst", "floor": 0.2, "curve": true}}',
     ),
     (
         Gems(
-            space=Ellipsoid(epsilon=0.5, floor=0.5, directions=20, dp_seeded=True),
+            space=Ellipsoid(epsilon=0.5, floor=0.5, damping=0, directions=20, dp_seeded=True),
             on_empty="relax",
         ),
         f'{AXES}, "directions": 20, "floor": 0.5, "curve": true, "dp_seeded": true}}',
@@ -78,7 +83,7 @@ TEXTS = [
 HEADS = [
     ("cone", "{}"),
     ("ball", f'{BALL}, "epsilon": 0.7}}'),
-    (Ellipsoid(epsilon=0.7, floor=0.2), f'{AXES}, "epsilon": 0.7, "floor": 0.2}}'),
+    (Ellipsoid(epsilon=0.7, floor=0.2, damping=0), f'{AXES}, "epsilon": 0.7, "floor": 0.2}}'),
     (Gems(space=Cone(rank=20, clusters=2)), '{"rank": 20, "clusters": 2}'),
     (Ball(epsilon=0.3, directions=50), f'{BALL}, "epsilon": 0.3, "directions": 50}}'),
 ]

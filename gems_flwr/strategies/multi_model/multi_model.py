@@ -28,7 +28,8 @@ Decided where the slides are silent:
   weights where the node still has it; those drawn train what they were given then.
 - A node with data has a loss of at least 1 % of the model's mean loss, so that lvr leaves nobody
   out for good. Without any importance, sampling is uniform; `details` says in which rounds.
-- MIFA counts a client that was never drawn as zero.
+- MIFA counts a client that was never drawn as zero; with `warm_start` there is none, as in its
+  paper, which lets every client train in the first round.
 - What a node fails to deliver drops out, and nothing is scaled up for it: `details["lost"]` says
   which coefficient is missing.
 """
@@ -71,6 +72,9 @@ class MultiModel(RoundLoop):
         How pairs are drawn and what is made of their updates: a rule, such as
         ``LossSampling(floor=0.1)``, or a name for one with its defaults: ``"random"``, ``"full"``,
         ``"lvr"``, ``"gvr"``, ``"stale"``, ``"fedvarp"``, ``"mifa"``, ``"scaffold"``.
+    warm_start : bool, default False
+        Whether round 1 trains every pair, whatever budget and capacities are, so that rules with a
+        memory have something to remember of everybody. It costs as much as a round of ``full``.
     **loop
         See `RoundLoop`. `fraction_train` must stay 1, since the budget says who trains;
         `fraction_evaluate` 0: models are evaluated at the server. `min_nodes` is about
@@ -114,6 +118,7 @@ class MultiModel(RoundLoop):
 
     budget: float = 10.0
     sampling: SamplingRule | str = "lvr"
+    warm_start: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

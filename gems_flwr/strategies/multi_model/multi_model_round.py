@@ -105,7 +105,10 @@ class MultiModelRound:
                 importance = None
         if importance is None:
             importance = self.available.astype(np.float64)
-        self.probabilities = self.rule.probabilities(importance, self.budget, self.capacity)
+        if self.strategy.warm_start and self.round == 1:
+            self.probabilities = self.available.astype(np.float64)
+        else:
+            self.probabilities = self.rule.probabilities(importance, self.budget, self.capacity)
 
     def draw(self) -> None:
         """Draw who trains what."""
@@ -125,7 +128,7 @@ class MultiModelRound:
     def step(self) -> None:
         """Move every model."""
         coefficients = self._coefficients()
-        norms = np.zeros_like(coefficients)
+        norms, rests = np.zeros_like(coefficients), {}
         self.new_models: dict[str, dict[str, NDArray]] = {}
         for column, model in enumerate(self.names):
             by_node = {
@@ -136,10 +139,15 @@ class MultiModelRound:
             trained = {node: self.delivered[node][model].arrays or {} for node in by_node}
             shares, old = self._shares_of(column), self._old_updates(model)
             betas = {node: self.rule.beta(self.betas[model].get(node)) for node in self.nodes}
+            before = after = 0.0
             for node, arrays in trained.items():
                 update = update_of(self.models[model], arrays)
                 norm = residual_norm(update, old.get(node), betas[node])
                 norms[self.nodes.index(node), column] = norm
+                if node in old:
+                    before, after = before + residual_norm(update) ** 2, after + norm**2
+            if before > 0:
+                rests[f"residual/{model}"] = after / before
             self.new_models[model] = self.rule.step(
                 self.models[model], trained, by_node, shares, old, betas
             )
@@ -149,6 +157,7 @@ class MultiModelRound:
         for column, model in enumerate(self.names):
             self.metrics[f"step_size/{model}"] = float(coefficients[:, column].sum())
             self.metrics[f"variance/{model}"] = float(variances[column])
+        self.metrics |= rests
         self.metrics["pairs_drawn"] = float(self.drawn.sum())
         self.metrics["pairs"] = float((coefficients > 0).sum())
 

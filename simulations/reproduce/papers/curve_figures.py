@@ -104,7 +104,7 @@ def epsilon_grid(found: Findings) -> Figure:
 
 
 def neuron_curves(found: Findings) -> Figure:
-    """Draw hidden neurons and accuracy against ε_j."""
+    """Draw hidden neurons and accuracy against ε."""
     figure = new_figure(6.4)
     upper, lower = figure.subplots(2, 1, sharex=True)
     for axes, quantity in ((upper, "hidden neurons"), (lower, "accuracy")):
@@ -113,7 +113,7 @@ def neuron_curves(found: Findings) -> Figure:
         axes.set_ylabel(quantity if quantity != "accuracy" else "test accuracy")
         add_grid(axes)
     write_heading(upper, "Size of the merged network", "two nodes with 50 hidden neurons each")
-    lower.set_xlabel("ε_j, allowed deviation of a neuron's output")
+    lower.set_xlabel("ε: share by which the network's loss may rise if a neuron moves")
     legend_below(figure, lower, columns=2)
     return figure
 

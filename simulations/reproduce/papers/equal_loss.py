@@ -45,6 +45,20 @@ def compare_with_periodic(found: Findings) -> None:
                     found.add(Finding(setting, method, AT_EQUAL_LOSS, shares))
 
 
+def compare_with(
+    found: Findings, setting: str, theirs: str, ours: Sequence[str], name: str = ""
+) -> None:
+    """Add bytes and loss of protocols beside those of one other, seed by seed."""
+    for quantity, title in ((BYTES, "bytes beside"), (LOSS, "loss beside")):
+        reference = found.get(setting, theirs, quantity)
+        for method in ours:
+            own = found.get(setting, method, quantity)
+            if own and reference:
+                pairs = zip(own.by_seed, reference.by_seed, strict=True)
+                ratios = [None if a is None or b is None else a / b for a, b in pairs]
+                found.add(Finding(setting, method, f"{title} {name or theirs}", ratios))
+
+
 def _runs(found: Findings, loss: Finding) -> list[tuple[float, float] | None]:
     """Return loss and bytes of every seed of a protocol."""
     sent = found.get(loss.setting, loss.method, BYTES)

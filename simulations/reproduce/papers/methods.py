@@ -59,7 +59,9 @@ def heads() -> dict[str, tuple[str, ...]]:
 def convex_gems(scope: Scope, epsilon: float) -> dict[str, tuple[str, ...]]:
     """Return GEMS for a linear model: the paper's spaces, and ours."""
     tuned = {"tune": scope.public(1000), "tune_rate": RELEASED_RATE}
-    ellipsoid = {"/space": "ellipsoid", "space.epsilon": epsilon}
+    # The released code's Fisher diagonal, and its damping, which is the default.
+    fisher = {"space.labels": "sampled", "space.fisher_samples": 200}
+    ellipsoid = {"/space": "ellipsoid", "space.epsilon": epsilon} | fisher
     return {
         "GEMS ellipsoid": ("strategy=gems", *options(ellipsoid)),
         "GEMS ellipsoid, tuned": ("strategy=gems", *options(ellipsoid | tuned)),

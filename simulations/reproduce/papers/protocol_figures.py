@@ -10,15 +10,17 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from simulations.report.figures import (
     COLOURS,
+    MARKERS,
     SOFT,
     add_grid,
+    draw_means,
     hide_frame,
     mark_drifts,
     new_figure,
     write_heading,
 )
 from simulations.report.frontiers import Point, draw_frontiers
-from simulations.reproduce.papers.equal_loss import BYTES, LOSS
+from simulations.reproduce.papers.equal_loss import AT_EQUAL_LOSS, BYTES, LOSS
 from simulations.reproduce.papers.findings import Findings, Timeline
 
 # Protocols without messages to speak of, and their lines.
@@ -74,6 +76,37 @@ def frontier_panels(found: Findings) -> Figure:
     panels = figure.subplots(1, len(settings), squeeze=False)
     for axes, setting in zip(panels.flat, settings, strict=True):
         _frontier(axes, found, setting)
+    return figure
+
+
+def shares_by_interval(found: Findings) -> Figure:
+    """Draw bytes beside periodic averaging's at equal loss, against rounds between drifts."""
+    figure = new_figure(4.6)
+    axes = figure.subplots()
+    shares = found.of(AT_EQUAL_LOSS)
+    for index, method in enumerate(dict.fromkeys(each.method for each in shares)):
+        points = sorted(
+            (int(each.setting.split()[3]), each.mean, each.sd or 0.0)
+            for each in shares
+            if each.method == method and each.values
+        )
+        xs, means, deviations = zip(*points, strict=True)
+        draw_means(
+            axes, xs, means, deviations, colour=COLOURS[index], marker=MARKERS[index], label=method
+        )
+    axes.axhline(1.0, color=SOFT, lw=1.2, ls="--")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    intervals = sorted({int(each.setting.split()[3]) for each in shares})
+    axes.set_xticks(intervals, [f"{each}" for each in intervals])
+    ticks = (0.1, 0.2, 0.5, 1.0, 2.0)
+    axes.set_yticks(ticks, [f"{each:g}" for each in ticks])
+    axes.minorticks_off()
+    add_grid(axes)
+    axes.set_xlabel("rounds between drifts")
+    axes.set_ylabel(AT_EQUAL_LOSS)
+    write_heading(axes, "What quiet times are worth", "30 learners; dashed: as periodic averaging")
+    axes.legend(frameon=False, fontsize=8.5)
     return figure
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from simulations.reproduce.papers.multi_model_measures import MULTI_MODEL_MEASURES
+
 Result = Mapping[str, Any]
 Measure = Callable[[Result, Path], float | None]
 # How long after a drift communication counts as a reaction to it.
@@ -99,6 +101,7 @@ MEASURES: dict[str, Measure] = {
     "rmse": lambda result, _: _number(result.get("rmse")),
     "hidden neurons": _hidden,
     "empty": lambda result, _: float(bool(result["details"]["empty"])),
+    "is average": lambda result, _: float(bool(result["details"]["is_average"])),
     "loss per learner": _loss_per_learner,
     "models per learner": _models_per_learner,
     "MB in all": lambda result, _: (result["bytes_up"] + result["bytes_down"]) / 1e6,
@@ -107,6 +110,7 @@ MEASURES: dict[str, Measure] = {
     "test loss over rounds": _mean_test_loss,
     "rounds": _rounds_to_target,
     "burst after drift": lambda result, folder: burst(folder, result["details"].get("drifts", [])),
+    **MULTI_MODEL_MEASURES,
 }
 
 

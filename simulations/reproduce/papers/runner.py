@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -59,6 +60,7 @@ class _Job:
     overrides: tuple[tuple[str, ...], ...]
     runs: Path
     lockstep: bool = False
+    remembers: bool = True
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def reproduce(reproduction: Reproduction, options: Options, console: Console) ->
     scope = Scope.of(options)
     seeds = list(reproduction.seeds_of(options))
     cells = reproduction.cells(scope)
-    jobs = list(_jobs(reproduction, cells, seeds, options))
+    jobs = list(_jobs(reproduction, seeds, options))
     # One seed is enough to see whether configs and data are right.
     check_data(
         [each for job in jobs if job.seed == seeds[0] for each in job.overrides],
@@ -124,31 +126,39 @@ def reproduce(reproduction: Reproduction, options: Options, console: Console) ->
     return found
 
 
-def _jobs(
-    reproduction: Reproduction, cells: Sequence[Cell], seeds: Sequence[int], options: Options
-) -> Iterator[_Job]:
+def _jobs(reproduction: Reproduction, seeds: Sequence[int], options: Options) -> Iterator[_Job]:
     """Yield the jobs, seed by seed, so that an interrupted run has whole seeds."""
-    groups: dict[str, list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault(cell.group or cell.setting, []).append(cell)
     folder = [f"data_dir={options.data_dir}"] if options.data_dir else []
     scope = Scope.of(options)
     for seed in seeds:
+        groups: dict[str, list[Cell]] = {}
+        for cell in reproduction.cells_of(options, seed):
+            groups.setdefault(cell.group or cell.setting, []).append(cell)
         for members in groups.values():
             overrides = tuple(
                 (*reproduction.overrides(cell, scope, seed), *folder, "progress=false")
                 for cell in members
             )
             runs = options.output / RUNS
-            yield _Job(tuple(members), seed, overrides, runs, options.lockstep)
+            yield _Job(
+                tuple(members), seed, overrides, runs, options.lockstep, reproduction.remembers
+            )
 
 
 def _in_order(found: list[Finding], cells: Sequence[Cell]) -> list[Finding]:
-    """Sort findings as the experiment has them, setting by setting, whoever ran first."""
+    """Sort findings as the experiment has them, setting by setting, whoever ran first.
+
+    What a judge found beside the runs comes after them, as it came.
+    """
     settings = list(dict.fromkeys(cell.setting for cell in cells))
     places = {(cell.setting, cell.method): index for index, cell in reversed([*enumerate(cells)])}
+    last = len(cells)
     return sorted(
-        found, key=lambda each: (settings.index(each.setting), places[each.setting, each.method])
+        found,
+        key=lambda each: (
+            settings.index(each.setting) if each.setting in settings else last,
+            places.get((each.setting, each.method), last),
+        ),
     )
 
 
@@ -228,7 +238,8 @@ def _work(job: _Job) -> _Outcome:
     runs: list[DoneRun] = []
     seconds = 0.0
     quiet = Console(quiet=True)
-    with remember_training(folder=job.runs.parent / TRAINED):
+    kept = remember_training(folder=job.runs.parent / TRAINED) if job.remembers else nullcontext()
+    with kept:
         for cell, overrides in zip(job.cells, job.overrides, strict=True):
             try:
                 config = compose_config(list(overrides))

@@ -23,6 +23,7 @@ STAND_IN = "digits"
 # Data sets that need no files, for those that do.
 STAND_INS = {
     "mnist": "digits",
+    "fashion_mnist": "digits",
     "cifar10_features": "digits",
     "ham10000_features": "digits",
     "mnist_permuted": "digits_permuted",
@@ -86,6 +87,8 @@ class Cell:
         those of one setting.
     timeline : bool
         Whether loss and bytes of every round are kept, of the first seed.
+    seeds : int, optional
+        The most seeds that a dear run is repeated for; by default all of the reproduction's.
     """
 
     setting: str
@@ -95,6 +98,7 @@ class Cell:
     x: float | None = None
     group: str | None = None
     timeline: bool = False
+    seeds: int | None = None
 
 
 @dataclass(frozen=True)
@@ -137,6 +141,9 @@ class Reproduction:
         Whether the bundled digits can take the place of its data.
     quick_minutes : float, optional
         What the quick version takes with the real data, in minutes of one processor; measured.
+    remembers : bool
+        Whether runs of a setting begin with the same training of the nodes, which is then kept.
+        Of a hundred rounds of FedAvg it would fill a disk and be of no use.
     """
 
     name: str
@@ -153,6 +160,7 @@ class Reproduction:
     judge: Callable[[Sequence[DoneRun], Scope, int], list[Finding]] | None = None
     has_stand_in: bool = True
     quick_minutes: float | None = None
+    remembers: bool = True
 
     @property
     def in_processes(self) -> bool:
@@ -162,6 +170,12 @@ class Reproduction:
     def seeds_of(self, options: Options) -> range:
         """Return the seeds that are asked for."""
         return range(options.seeds or (1 if options.quick else self.seeds))
+
+    def cells_of(self, options: Options, seed: int) -> list[Cell]:
+        """Return the runs of a seed: without the dear ones that have fewer seeds of their own."""
+        cells = self.cells(Scope.of(options))
+        asked = options.seeds is not None
+        return [each for each in cells if asked or each.seeds is None or seed < each.seeds]
 
     def check(self, options: Options) -> None:
         """Refuse what would make it another experiment."""

@@ -41,23 +41,26 @@ def run_and_write(reproduction: Reproduction, options: Options, console: Console
 
 
 def _announce(reproduction: Reproduction, options: Options, console: Console) -> None:
-    cells = len(reproduction.cells(Scope.of(options)))
     seeds = len(reproduction.seeds_of(options))
+    runs = sum(len(reproduction.cells_of(options, seed)) for seed in range(seeds))
     estimate = estimate_here(options.output, PAPERS.values())
     length = f"{in_words(estimate.minutes(reproduction, options))}: {estimate}"
     if options.dataset:
         length = "much shorter than with the paper's data"
     console.print(
         f"[bold]{reproduction.name}[/bold]: {reproduction.paper}, {reproduction.where}; "
-        f"{cells * seeds} runs, {length}. Finished ones are not repeated."
+        f"{runs} runs, {length}. Finished ones are not repeated."
     )
 
 
 def commands(reproduction: Reproduction, options: Options) -> Iterator[str]:
     """Yield the runs of an experiment as commands of `simulations.run`, seeds as a multirun."""
     scope = Scope.of(options)
-    seeds = ",".join(map(str, reproduction.seeds_of(options)))
     for cell in reproduction.cells(scope):
+        mine = [
+            s for s in reproduction.seeds_of(options) if cell in reproduction.cells_of(options, s)
+        ]
+        seeds = ",".join(map(str, mine))
         words = reproduction.overrides(cell, scope, 0)[:-1]
         quoted = " ".join(f"'{w}'" if set(w) & set("[]{}(),' ") else w for w in words)
         yield f"{program('run')} -m {quoted} seed={seeds}"
