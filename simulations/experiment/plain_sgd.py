@@ -116,8 +116,8 @@ def fit_plainly(
                 [
                     network.step(batch, target, options.lr)
                     for batch, target in zip(
-                        mixed.split(options.batch_size),
-                        targets.split(options.batch_size),
+                        mixed.split(options.batch_size),  # type: ignore[no-untyped-call]
+                        targets.split(options.batch_size),  # type: ignore[no-untyped-call]
                         strict=True,
                     )
                 ]
