@@ -1,7 +1,7 @@
 """What we found about the papers' claims: each with one picture, from kept findings alone.
 
 A claim is an entry of `CLAIMS`. The functions that judge and draw it stand in a module of the
-paper, such as `tuning_claims`; they get findings that are kept and nothing else, so that the page
+paper, such as `gems2019_claims`; they get findings that are kept and nothing else, so that the page
 can be written without a run.
 """
 
@@ -13,7 +13,15 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from simulations.reproduce.papers import average_claims, tuning_claims
+from simulations.reproduce.papers import (
+    average_claims,
+    curve_figures,
+    dynamic_claims,
+    gems2018_claims,
+    gems2019_claims,
+    multi_model_claims,
+    slides_claims,
+)
 from simulations.reproduce.papers.findings import Findings
 
 PROGRAM = "python -m simulations.reproduce"
@@ -55,6 +63,10 @@ class Claim:
         return f"claim-{self.name}.png"
 
 
+def _command(name: str) -> str:
+    return f"{PROGRAM} {name}"
+
+
 CLAIMS: Sequence[Claim] = (
     Claim(
         name="average",
@@ -63,16 +75,82 @@ CLAIMS: Sequence[Claim] = (
         reads="gems2019_convex",
         found=average_claims.found,
         draw=average_claims.draw,
-        command=f"{PROGRAM} gems2019_convex",
+        command=_command("gems2019_convex"),
+    ),
+    *(
+        Claim(
+            name=f"gems2019-{each.name}",
+            paper="GEMS 2019",
+            statement=f"{each.title}.",
+            reads=each.experiment,
+            found=each.found,
+            draw=each.draw,
+            command=_command(each.experiment),
+        )
+        for each in gems2019_claims.CLAIMS
     ),
     Claim(
-        name="tuning",
-        paper="GEMS 2019",
-        statement="Fine-tuned on 100 public samples, GEMS is far ahead of everything else.",
-        reads="gems2019_tuning",
-        found=tuning_claims.found,
-        draw=tuning_claims.draw,
-        command=f"{PROGRAM} gems2019_tuning",
+        name="stitched",
+        paper="GEMS 2018",
+        statement="Two networks can be merged neuron by neuron in one round.",
+        reads=gems2018_claims.NAME,
+        found=gems2018_claims.found,
+        draw=gems2018_claims.draw,
+        command=_command(gems2018_claims.NAME),
+    ),
+    Claim(
+        name="stationary",
+        paper="Dynamic averaging 2018",
+        statement="Dynamic averaging needs half of periodic averaging's communication.",
+        reads="dynamic_protocols",
+        found=dynamic_claims.stationary_found,
+        draw=dynamic_claims.stationary_picture,
+        command=_command("dynamic_protocols"),
+    ),
+    Claim(
+        name="drift",
+        paper="Dynamic averaging 2018",
+        statement="Under drift it needs up to an order of magnitude less.",
+        reads="dynamic_drift",
+        found=dynamic_claims.drift_found,
+        draw=dynamic_claims.drift_picture,
+        command=_command("dynamic_drift"),
+    ),
+    Claim(
+        name="scale",
+        paper="Dynamic averaging 2018",
+        statement="Its advantage grows with the number of learners.",
+        reads="dynamic_scale",
+        found=dynamic_claims.scale_found,
+        draw=dynamic_claims.scale_picture,
+        command=_command("dynamic_scale"),
+    ),
+    Claim(
+        name="initialisation",
+        paper="Dynamic averaging 2018",
+        statement="Learners may begin with different weights, as long as these are not far apart.",
+        reads="dynamic_initialisation",
+        found=dynamic_claims.initialisation_found,
+        draw=curve_figures.initialisation_curves,
+        command=_command("dynamic_initialisation"),
+    ),
+    Claim(
+        name="fedavg",
+        paper="Slides 2025",
+        statement="FedAvg needs few rounds, and fewer with more clients in each.",
+        reads="slides_fedavg",
+        found=slides_claims.fedavg_found,
+        draw=slides_claims.fedavg_draw,
+        command=_command("slides_fedavg"),
+    ),
+    Claim(
+        name="multi-model",
+        paper="Slides 2025",
+        statement="Sampling by importance, with stale updates, comes close to full participation.",
+        reads="slides_multi_model",
+        found=multi_model_claims.found,
+        draw=multi_model_claims.draw,
+        command=_command("slides_multi_model"),
     ),
 )
 
