@@ -288,7 +288,7 @@ CLAIMS = (
     ),
     Claim(
         "tuning",
-        "The gain of fine-tuned GEMS over raw training shrinks at equal learning rates",
+        "How much of the gain of fine-tuned GEMS over raw training is the learning rate's",
         "gems2019_tuning",
         found_tuning,
         draw_tuning,
