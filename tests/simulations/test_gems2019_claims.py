@@ -155,7 +155,7 @@ def test_sizes_of_merged_layers_are_drawn_beside_the_papers():
 
 
 def test_output_layers_are_listed_and_drawn():
-    setting, (first, second, *_) = "CIFAR-10, 5 nodes", gems2019_checks.OUTPUTS
+    setting, (first, second, *_) = "CIFAR-10, 5 nodes", gems2019_checks.STARTS
     found = findings(
         "gems2019_output_layer",
         Finding(setting, first, "accuracy", [0.4, 0.44]),
