@@ -16,7 +16,18 @@ from simulations.report.figures import (
     write_heading,
 )
 from simulations.reproduce.papers.findings import Finding, Findings, compare, published
-from simulations.reproduce.papers.gems2019_claims import mean_text, over_seeds
+
+
+def mean_text(each: Finding) -> str:
+    """Return mean ± deviation."""
+    spread = "" if each.sd is None else f" ± {each.sd:.3f}"
+    return f"{each.mean:.3f}{spread}"
+
+
+def over_seeds(found: Findings, what: str) -> str:
+    """Return a subtitle that says how many seeds there were."""
+    return f"{what}; mean ± deviation over {len(found.seeds)} seeds"
+
 
 _POINTS = {"of the average": "average", "": "ours", "by descent on Eq. 2": "released descent"}
 
