@@ -10,6 +10,8 @@ from typing import Any
 
 # Where accuracies are read off; runs are evaluated at least as often.
 ROUNDS = (10, 20, 30, 50, 70, 100, 150)
+# How long a run is that shows what rules without importance lack.
+SHORT = 30
 # Single rounds are noisy: what is compared beside the last round is the mean of the last third.
 LATE_ACCURACY = "accuracy, last third of the rounds"
 DRAWS = "draws per pair"
