@@ -112,16 +112,12 @@ def fit_plainly(
             order = torch.randperm(len(labels), generator=shuffler)
             # Once an epoch: batches are then rows that lie side by side.
             mixed, targets = inputs[order], wanted[order]
-            seen = torch.cat(
-                [
-                    network.step(batch, target, options.lr)
-                    for batch, target in zip(
-                        mixed.split(options.batch_size),  # type: ignore[no-untyped-call]
-                        targets.split(options.batch_size),  # type: ignore[no-untyped-call]
-                        strict=True,
-                    )
-                ]
+            batches = zip(
+                torch.split(mixed, options.batch_size),
+                torch.split(targets, options.batch_size),
+                strict=True,
             )
+            seen = torch.cat([network.step(*batch, options.lr) for batch in batches])
         truth = labels[order]
         loss = float(F.cross_entropy(seen.double(), truth))
         right = int((seen.argmax(1) == truth).sum())

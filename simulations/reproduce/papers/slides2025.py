@@ -11,7 +11,7 @@ PAPER = "Slides 2025"
 NAME = "slides_fedavg"
 # What two cores run in an hour, with how many seeds: three where a run takes a minute.
 SEEDS = {
-    "2NN, C = 0": {"IID, B = ∞": 3, "IID, B = 10": 3},
+    "2NN, C = 0": {"IID, B = ∞": 3, "IID, B = 10": 3, "non-IID, B = 10": 1},
     "2NN, C = 0.1": {"IID, B = ∞": 1, "IID, B = 10": 3, "non-IID, B = 10": 1},
     "2NN, C = 0.2": {"IID, B = 10": 3},
     "2NN, C = 0.5": {"IID, B = 10": 1},

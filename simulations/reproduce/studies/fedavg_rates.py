@@ -32,17 +32,29 @@ from simulations.run import run as run_one
 SEED = 100
 # What a search may cost: the best is then at the edge, and the table says so.
 MOST_RATES = 7
-_EVALUATIONS = 50
 
 
 @dataclass(frozen=True)
 class Search:
-    """A cell whose rate is searched, the rounds of a candidate, and the grid's first step."""
+    """A cell whose rate is searched.
+
+    Parameters
+    ----------
+    setting, column : str
+        Where it stands in the table.
+    rounds : int
+        What a candidate plays.
+    start : int
+        The grid's first step.
+    looks : int
+        How often a candidate is judged.
+    """
 
     setting: str
     column: str
     rounds: int
     start: int
+    looks: int = 50
 
 
 # Larger C take the rate of C = 0.1, where the mean of ten clients has little noise left.
@@ -50,9 +62,11 @@ SEARCHES = (
     Search("2NN, C = 0", "IID, B = 10", 120, -3),
     Search("2NN, C = 0.1", "IID, B = 10", 40, -3),
     Search("2NN, C = 0", "IID, B = ∞", 300, -1),
-    Search("CNN, C = 0", "IID, B = 10", 6, -3),
+    # After six rounds the rate 0.2154 was ahead; in the table it was at 98 % after 35 rounds.
+    Search("CNN, C = 0", "IID, B = 10", 12, -3, looks=4),
     Search("2NN, C = 0.1", "non-IID, B = 10", 120, -4),
     Search("2NN, C = 0.1", "IID, B = ∞", 120, -1),
+    Search("2NN, C = 0", "non-IID, B = 10", 300, -5),
 )
 
 
@@ -118,7 +132,7 @@ def _config(search: Search, step: int, overrides: Sequence[str]) -> RunConfig:
             "experiment=slides_fedavg",
             *cell.overrides(grid_rate(step)),
             f"rounds={search.rounds}",
-            f"evaluate_every={max(1, search.rounds // _EVALUATIONS)}",
+            f"evaluate_every={max(1, search.rounds // search.looks)}",
             *overrides,
             f"seed={SEED}",
             "validation=0.1",
