@@ -196,7 +196,4 @@ SENTENCES: Mapping[str, tuple[TextClaim, ...]] = {
     "Dynamic averaging 2018, Figure A.6": (
         TextClaim("dynamic averaging saves bytes with every optimiser", _saves_everywhere),
     ),
-    "Dynamic averaging 2018, Section 5": (
-        TextClaim("dynamic averaging outperforms periodic averaging", _saves_everywhere),
-    ),
 }
