@@ -360,6 +360,7 @@ REPRODUCTIONS = (
         quick=("train.epochs=2", "train.output_epochs=2"),
         derive=_gains,
         scaled="The paper's figures are pictures; its text gives the mean gain with 100 samples.",
+        quick_minutes=2.5,
     ),
     Reproduction(
         name="gems2019_epsilon_grid",

@@ -51,7 +51,7 @@ def protocols(scope: Scope) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 def _grid(scope: Scope) -> list[Cell]:
     cells = []
-    # A run of the large network takes as long as five others, however few its rounds.
+    # A run of the large network takes as long as three others, however few its rounds.
     for title, experiment, drifts in scope.pick(STREAMS, STREAMS[:-1]):
         more = [f"experiment={experiment}"]
         more += data_of(scope) if experiment != "graphical_drift" else ()

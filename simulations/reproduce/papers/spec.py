@@ -140,7 +140,8 @@ class Reproduction:
     has_stand_in : bool
         Whether the bundled digits can take the place of its data.
     quick_minutes : float, optional
-        What the quick version takes with the real data, in minutes of one processor; measured.
+        What the quick version takes with the real data, in minutes of one processor: measured, or
+        told from a part of its runs.
     remembers : bool
         Whether runs of a setting begin with the same training of the nodes, which is then kept.
         Of a hundred rounds of FedAvg it would fill a disk and be of no use.
