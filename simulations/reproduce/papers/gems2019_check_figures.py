@@ -109,7 +109,7 @@ def draw_output_layers(found: Findings) -> Figure:
     """Draw the variants' accuracies, a panel per number of nodes, beside the paper's."""
     settings, methods = found.settings(), found.methods()
     figure = new_figure(0.3 * len(methods) + 1.7, width=3.4 + 2.2 * len(settings))
-    panels = figure.subplots(1, len(settings), squeeze=False, sharey=True)
+    panels = figure.subplots(1, len(settings), squeeze=False, sharex=True, sharey=True)
     lines = compare(found)
     for axes, setting in zip(panels.flat, settings, strict=True):
         own = [e for e in lines if e.finding.setting == setting and "acc" in e.finding.quantity]
@@ -130,7 +130,7 @@ def draw_output_layers(found: Findings) -> Figure:
             axes.axvline(place, color=SOFT, linestyle="--", label="paper")
         axes.set_yticks([-float(i) for i in range(len(methods))], methods)
         axes.set_xlabel("test accuracy")
-        axes.set_xlim(0, None)
+        axes.set_xlim(0, 0.6)
         add_grid(axes)
         axes.set_title(setting, loc="left", fontsize=10, fontweight="bold")
         hide_frame(axes)
