@@ -74,7 +74,7 @@ class PairTraining:
         self._rate, self._steps = options.lr, options.epochs
         self.sizes = sizes
         self._groups: list[_Group] = []
-        waiting = sorted(np.flatnonzero(sizes).tolist(), key=lambda node: -sizes[node])
+        waiting = sorted(np.flatnonzero(sizes).tolist(), key=lambda node: -int(sizes[node]))
         while waiting:
             members = [n for n in waiting if 2 * sizes[n] >= sizes[waiting[0]]]
             self._groups.append(_group(task, members))
@@ -128,8 +128,7 @@ class PairTraining:
             for each in (group.inputs, group.shares, group.labels, group.products)
         )
         inputs = inputs.flatten(2)
-        flat_start = inputs.flatten(0, 1) @ first.T + first_bias
-        start = flat_start.view(*inputs.shape[:2], -1)
+        start = (inputs.flatten(0, 1) @ first.T + first_bias).view(*inputs.shape[:2], -1)
         # Sums of gradients so far: by what the hidden layer puts out, and of all else.
         hidden = torch.zeros_like(start)
         bias = torch.zeros(len(rows), len(first_bias))

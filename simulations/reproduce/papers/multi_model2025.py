@@ -101,7 +101,7 @@ REPRODUCTIONS = (
         cells=_cells,
         draw=draw,
         seeds=3,
-        minutes=20,
+        minutes=6,
         quick=(f"rounds={SHORT}",),
         derive=_relate,
         scaled=(
