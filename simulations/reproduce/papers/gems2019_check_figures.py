@@ -186,6 +186,8 @@ def draw_neuron_sizes(found: Findings) -> Figure:
             label=label,
         )
         axes.set_xscale("log")
+        axes.set_xticks([f.x or 0.0 for f in own], [f"{f.x:g}" for f in own])
+        axes.minorticks_off()
         axes.set_xlabel("ε_j")
         axes.set_ylim(0, None)
         add_grid(axes)
