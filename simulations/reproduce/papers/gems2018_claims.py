@@ -41,7 +41,7 @@ def found(findings: Findings) -> str:
     if beside is None or gems is None or second is None or width is None or None in late:
         return ""
     said = (
-        f"How long the learners train decides, not how neurons are merged. At one epoch, where the "
+        f"How long the learners train decides. At one epoch, where the "
         f"paper's local, averaged and pooled networks are, our second round (an output layer from "
         f"each node, intersected) has {_shown(second)} on {width.mean:.0f} neurons; the paper has "
         f"{PAPER:.2f} on 68. After {longest:g} epochs the same has {_shown(late[1])}. The output "
@@ -53,8 +53,8 @@ def found(findings: Findings) -> str:
     if pairs is None:
         return said
     return (
-        f"{said} 41 pairs and 68 neurons cannot be all pairs of balls that meet, as its algorithm "
-        f"has it: those make a layer of {pairs.mean:.0f}."
+        f"{said} All pairs of balls that meet, as its algorithm has it, make a layer of "
+        f"{pairs.mean:.0f} at this ε, not of 68."
     )
 
 
@@ -101,7 +101,11 @@ def _choices(axes: Axes, findings: Findings) -> None:
     own = [
         each
         for each in findings.of("accuracy")
-        if each.values and (each.x is None or each.setting == BASE) and _is_stitched(each)
+        if each.values
+        and (each.x is None or each.setting == BASE)
+        and _is_stitched(each)
+        # Those are another experiment's.
+        and not each.setting.startswith("tweets")
     ]
     names = list(dict.fromkeys(each.setting for each in own))
     places = {name: -index for index, name in enumerate(names)}
