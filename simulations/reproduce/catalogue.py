@@ -125,7 +125,7 @@ STUDIES: dict[str, Study] = {
             where="FedFisher 2024",
             minutes=35,
             seeds=3,
-            quick=("train.epochs=2", "steps=500"),
+            quick=("train.epochs=2", "steps=500", "dataset.public=54000"),
         ),
         Study(
             name="soak",
