@@ -28,8 +28,7 @@ Decided where the slides are silent:
   weights where the node still has it; those drawn train what they were given then.
 - A node with data has a loss of at least 1 % of the model's mean loss, so that lvr leaves nobody
   out for good. Without any importance, sampling is uniform; `details` says in which rounds.
-- MIFA counts a client that was never drawn as zero; with `warm_start` there is none, as in its
-  paper, which lets every client train in the first round.
+- MIFA counts a client that was never drawn as zero; with `warm_start` there is none.
 - What a node fails to deliver drops out, and nothing is scaled up for it: `details["lost"]` says
   which coefficient is missing.
 """
