@@ -13,8 +13,8 @@ NAME = "slides_fedavg"
 SEEDS = {
     "2NN, C = 0": {"IID, B = ∞": 3, "IID, B = 10": 3, "non-IID, B = 10": 1},
     "2NN, C = 0.1": {"IID, B = ∞": 1, "IID, B = 10": 3, "non-IID, B = 10": 3},
-    "2NN, C = 0.2": {"IID, B = 10": 3},
-    "2NN, C = 0.5": {"IID, B = 10": 1},
+    "2NN, C = 0.2": {"IID, B = 10": 3, "non-IID, B = 10": 1},
+    "2NN, C = 0.5": {"IID, B = 10": 3},
     "2NN, C = 1": {"IID, B = 10": 1},
 }
 # Rounds between two looks at the test images. With all examples in a batch of a random division the
@@ -76,8 +76,8 @@ REPRODUCTIONS = (
             "and larger C have that of C = 0.1; with B = ∞ and a random division every tenth round "
             "is looked at. Some cells have one seed. Not run, with what the published rounds would "
             f"take on one core: {'; '.join(not_run())}. The five that the paper did not reach are "
-            "not run either. Of the CNN, C = 0, IID, B = 10 was begun with the rate 0.2154, which a "
-            "search of six rounds had chosen, and given up after 35 rounds at 98.0 %; the kept "
+            "not run either. The CNN with C = 0, IID, B = 10 was begun with the rate 0.2154, which "
+            "a search of six rounds had chosen, and given up after 35 rounds at 98.0 %; the kept "
             "search has twelve."
         ),
         remembers=False,
