@@ -13,8 +13,8 @@ NAME = "slides_fedavg"
 SEEDS = {
     "2NN, C = 0": {"IID, B = ∞": 3, "IID, B = 10": 3, "non-IID, B = 10": 1},
     "2NN, C = 0.1": {"IID, B = ∞": 1, "IID, B = 10": 3, "non-IID, B = 10": 3},
-    "2NN, C = 0.2": {"IID, B = 10": 3, "non-IID, B = 10": 1},
-    "2NN, C = 0.5": {"IID, B = 10": 3},
+    "2NN, C = 0.2": {"IID, B = 10": 3},
+    "2NN, C = 0.5": {"IID, B = 10": 1},
     "2NN, C = 1": {"IID, B = 10": 1},
 }
 # Rounds between two looks at the test images. With all examples in a batch of a random division the
