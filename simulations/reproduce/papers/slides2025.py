@@ -76,7 +76,7 @@ REPRODUCTIONS = (
             "and larger C have that of C = 0.1; with B = ∞ and a random division every tenth round "
             "is looked at. Some cells have one seed. Not run, with what the published rounds would "
             f"take on one core: {'; '.join(not_run())}. The five that the paper did not reach are "
-            "not run either. Of the CNN, C = 0, IID, B = 10 was begun with the rate 0.2154, which "
+            "not run either. The CNN with C = 0, IID, B = 10 was begun with the rate 0.2154, which "
             "a search of six rounds had chosen, and given up after 35 rounds at 98.0 %; the kept "
             "search has twelve."
         ),
