@@ -192,7 +192,8 @@ def _lowered(
     if not bool(along(everyone[:1], radius) <= limit):
         radius = halved(everyone[:1], radius)
     # Once more over all at the end: a loss that falls again farther out is rare, not impossible.
-    while len(failing := everyone[along(everyone, radius) > limit]):
+    # At 0 rounding alone may exceed a limit that is the network's own loss.
+    while radius > 0 and len(failing := everyone[along(everyone, radius) > limit]):
         while len(failing):
             found = along(failing, radius)
             worst = failing[found.argmax()]

@@ -125,6 +125,16 @@ def test_a_network_that_is_not_good_enough_has_no_room():
         assert not balls.radii.any()
 
 
+@pytest.mark.parametrize("epsilon", [1e-15, 1e-9])
+def test_a_limit_that_only_rounding_exceeds_ends_with_next_to_no_room(epsilon):
+    model, (x, y) = a_network().float(), samples()
+    losses = losses_of(model, 0, x.float(), y)
+    balls = build_neuron_balls(
+        losses.data, epsilon, measure="relative_loss", above=losses.above, directions=20
+    )
+    assert balls.radii.max() < 1e-2
+
+
 def request(**options):
     return NeuronRequest(0, Neurons(directions=10, **options), bias_above=True)
 
