@@ -20,6 +20,7 @@ from simulations.reproduce.papers import (
     gems2018_claims,
     gems2019_claims,
     multi_model_claims,
+    protocol_figures,
     slides_claims,
 )
 from simulations.reproduce.papers.findings import Findings
@@ -115,6 +116,15 @@ CLAIMS: Sequence[Claim] = (
         found=dynamic_claims.drift_found,
         draw=dynamic_claims.drift_picture,
         command=_command("dynamic_drift"),
+    ),
+    Claim(
+        name="quiet",
+        paper="Dynamic averaging 2018",
+        statement="What is saved is saved between drifts.",
+        reads="dynamic_quiet",
+        found=dynamic_claims.quiet_found,
+        draw=protocol_figures.shares_by_interval,
+        command=_command("dynamic_quiet"),
     ),
     Claim(
         name="scale",

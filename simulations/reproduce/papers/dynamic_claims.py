@@ -90,6 +90,20 @@ def drift_picture(found: Findings) -> Figure:
     return figure
 
 
+def quiet_found(found: Findings) -> str:
+    """Say what dynamic averaging saves at equal loss, by how far drifts are apart."""
+    parts = []
+    for setting in found.settings():
+        own = [f.mean for f in found.of(AT_EQUAL_LOSS) if f.setting == setting and f.values]
+        if own:
+            spread = f"{min(own):.2f}" + (f" to {max(own):.2f}" if len(own) > 1 else "")
+            parts.append(f"{spread} with {setting}")
+    return (
+        f"At equal loss dynamic protocols need {', '.join(parts)} of periodic averaging's bytes; "
+        "protocols beyond the losses of b = 4 and b = 64 are left out."
+    )
+
+
 def stationary_found(found: Findings) -> str:
     """Say what dynamic averaging saves where nothing changes."""
     setting = found.settings()[0]

@@ -102,6 +102,7 @@ REPRODUCTIONS = (
         draw=draw,
         seeds=3,
         minutes=6,
+        quick_minutes=1.0,
         quick=(f"rounds={SHORT}",),
         derive=_relate,
         scaled=(

@@ -70,6 +70,7 @@ REPRODUCTIONS = (
         draw=table_figures.rounds_bars,
         seeds=3,
         minutes=6,
+        quick_minutes=0.3,
         quick=("stop.target=0.9",),
         scaled=(
             "a client trains on 599 of its 600 examples; rates are searched for C = 0 and C = 0.1, "
