@@ -49,6 +49,8 @@ RUNS = "runs"
 TRAINED = "trained"
 JOBS = 2
 _POINTS = 240
+# A run leaves some 40 MB of split-up heap behind; of hundreds in one process that is gigabytes.
+_JOBS_OF_WORKER = 12
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,9 @@ def _outcomes(jobs: Sequence[_Job], workers: int) -> Iterator[tuple[int, _Outcom
         return
     # Spawned: a fork would copy torch's threads in whatever state they are in.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=begin_worker) as pool:
+    with ProcessPoolExecutor(
+        workers, mp_context=context, initializer=begin_worker, max_tasks_per_child=_JOBS_OF_WORKER
+    ) as pool:
         futures: dict[Future[_Outcome], int] = {
             pool.submit(_work, job): index for index, job in enumerate(jobs)
         }
