@@ -12,12 +12,12 @@ from simulations.report.figures import (
     MARKERS,
     SOFT,
     add_grid,
-    draw_means,
     new_figure,
     write_heading,
 )
 from simulations.reproduce.papers.equal_loss import AT_EQUAL_LOSS, BYTES, LOSS
 from simulations.reproduce.papers.findings import Finding, Findings
+from simulations.reproduce.papers.protocol_figures import draw_shares
 
 # The paper's own protocols on drifting streams (its Table 5), and periods that it did not try.
 OWN_PERIODS = ("b = 1", "b = 2", "b = 4")
@@ -160,27 +160,9 @@ def scale_picture(found: Findings) -> Figure:
     """Draw bytes at equal loss against the number of learners."""
     figure = new_figure(4.2)
     axes = figure.subplots()
-    shares = found.of(AT_EQUAL_LOSS)
-    for index, method in enumerate(dict.fromkeys(each.method for each in shares)):
-        points = sorted(
-            (int(f.setting.split()[0]), f.mean, f.sd or 0.0)
-            for f in shares
-            if f.method == method and f.values
-        )
-        xs, means, deviations = zip(*points, strict=True)
-        draw_means(
-            axes, xs, means, deviations, colour=COLOURS[index], marker=MARKERS[index], label=method
-        )
-    axes.axhline(1.0, color=SOFT, ls="--", lw=1.2)
-    axes.set_xscale("log")
-    numbers = sorted({int(f.setting.split()[0]) for f in shares})
-    axes.set_xticks(numbers, [f"{each}" for each in numbers])
-    axes.minorticks_off()
-    add_grid(axes)
+    draw_shares(axes, found, lambda setting: int(setting.split()[0]))
     axes.set_xlabel("learners")
-    axes.set_ylabel(AT_EQUAL_LOSS)
     write_heading(axes, "More learners, more to save", "dashed: as periodic averaging")
-    axes.legend(frameon=False, fontsize=8.5)
     return figure
 
 

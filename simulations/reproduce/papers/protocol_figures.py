@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -83,31 +83,44 @@ def shares_by_interval(found: Findings) -> Figure:
     """Draw bytes beside periodic averaging's at equal loss, against rounds between drifts."""
     figure = new_figure(4.6)
     axes = figure.subplots()
-    shares = found.of(AT_EQUAL_LOSS)
+    draw_shares(axes, found, lambda setting: int(setting.split()[3]))
+    axes.set_yscale("log")
+    ticks = (0.1, 0.2, 0.5, 1.0, 2.0)
+    axes.set_yticks(ticks, [f"{each:g}" for each in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel("rounds between drifts")
+    write_heading(axes, "What quiet times are worth", "30 learners; dashed: as periodic averaging")
+    return figure
+
+
+def draw_shares(axes: Axes, found: Findings, place: Callable[[str], int]) -> None:
+    """Draw bytes beside periodic averaging's at equal loss, a curve per protocol.
+
+    Parameters
+    ----------
+    axes : Axes
+        Where to draw.
+    found : Findings
+        With the shares.
+    place : callable
+        Gets a setting, returns where it stands on the axis.
+    """
+    shares = [each for each in found.of(AT_EQUAL_LOSS) if each.values]
     for index, method in enumerate(dict.fromkeys(each.method for each in shares)):
-        points = sorted(
-            (int(each.setting.split()[3]), each.mean, each.sd or 0.0)
-            for each in shares
-            if each.method == method and each.values
-        )
+        own = [each for each in shares if each.method == method]
+        points = sorted((place(each.setting), each.mean, each.sd or 0.0) for each in own)
         xs, means, deviations = zip(*points, strict=True)
         draw_means(
             axes, xs, means, deviations, colour=COLOURS[index], marker=MARKERS[index], label=method
         )
     axes.axhline(1.0, color=SOFT, lw=1.2, ls="--")
     axes.set_xscale("log")
-    axes.set_yscale("log")
-    intervals = sorted({int(each.setting.split()[3]) for each in shares})
-    axes.set_xticks(intervals, [f"{each}" for each in intervals])
-    ticks = (0.1, 0.2, 0.5, 1.0, 2.0)
-    axes.set_yticks(ticks, [f"{each:g}" for each in ticks])
+    places = sorted({place(each.setting) for each in shares})
+    axes.set_xticks(places, [f"{each}" for each in places])
     axes.minorticks_off()
     add_grid(axes)
-    axes.set_xlabel("rounds between drifts")
     axes.set_ylabel(AT_EQUAL_LOSS)
-    write_heading(axes, "What quiet times are worth", "30 learners; dashed: as periodic averaging")
     axes.legend(frameon=False, fontsize=8.5)
-    return figure
 
 
 def _frontier(axes: Axes, found: Findings, setting: str) -> None:
