@@ -42,6 +42,11 @@ _LATER = {
     "refine_ridge": 1e-4,
     "refine_tolerance": 1e-4,
     "refine_dtype": "int8",
+    # Of merged models, and of several at once.
+    "steps": 2000,
+    "choose": 0,
+    "statistics_share": 0.0,
+    "warm_start": False,
 }
 
 
@@ -94,6 +99,9 @@ def _as_before(options: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(options.get("refine"), Mapping):
         how = {f"refine_{key}": value for key, value in _own(options["refine"]).items()}
         options = {**options, "refine": how.pop("refine_rounds"), **how}
+    if "shrink" in options and options["shrink"] is None:
+        # What it means if nothing else is chosen; it was said before.
+        options = {**options, "shrink": 0.9}
     # The head of a network is older than that of moments, and was always said.
     later = {key: value for key, value in _LATER.items() if key != "head" or "merge" not in options}
     return {key: value for key, value in options.items() if later.get(key, ...) != value}

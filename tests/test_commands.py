@@ -264,7 +264,7 @@ def run(tmp_path, monkeypatch, capsys):
         (("strategy=gems", "strategy.on_empty=hope"), "on_empty must be one of"),
         (("strategy=gems", "strategy/space=ball", "strategy.space.rank=20"), "rank"),
         (("strategy=merge", "strategy.method=magic"), "method must be one of"),
-        (("strategy=merge", "model=cnn"), "is no linear layer"),
+        (("strategy=merge", "strategy.choose=-1"), "choose must be from 0"),
         (("strategy=dynamic", "strategy.delta=0"), "delta must be"),
         (("nodes=0",), "nodes must be at least 1"),
         (("nodes=5000",), "nodes must be"),
