@@ -123,7 +123,7 @@ def test_papers_and_studies_share_one_list_of_names():
         (["gems2019_convex", "nodes=3"], "has the paper's settings, got 'nodes=3'"),
         (["gems2019_convex", "--speed"], "unrecognized arguments: --speed"),
         (["gems2019_convex", "--publish", "--quick"], "only what full runs give is published"),
-        (["dynamic_scale", "--show"], "dynamic_scale has not been run in full"),
+        (["dynamic_frontiers", "--show"], "dynamic_frontiers has not been run in full"),
         (["leaks", "--show"], "leaks is a study"),
         (["all", "leaks"], "'all' stands alone: leave 'leaks' out"),
         (["all", "nodes=3"], "'all' stands alone: leave 'nodes=3' out"),
