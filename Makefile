@@ -6,6 +6,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.docs-installed
+# All that users can choose to install; the tests try everything.
+EXTRAS := simulations,driving,tensorboard,mlflow,wandb,export,launchers,search
 # An environment of its own: torch_xla goes with one PyTorch.
 XLA_VENV  := .venv-xla
 XLA_STAMP := $(XLA_VENV)/.installed
@@ -20,11 +22,11 @@ help:
 	@echo "make test-fast    the tests that take seconds"
 	@echo "make test-deep    what takes longer: killed processes, real deployments, Ray, MNIST, 20,000 fuzz cases"
 	@echo "make test-device  every computation on a second device (torch_xla on the processor), against the CPU"
-	@echo "make gpu-check    the same on a GPU, as a table: DEVICE=cuda (cuda:1, mps, xpu, xla, cpu)"
+	@echo "make gpu-check    the same on a GPU: DEVICE=cuda (cuda:1, mps, xpu, cpu)"
 	@echo "make test-flower  every release of Flower that the project admits: can it be installed, and what the tests say"
 	@echo "make examples     every example app under flwr run: lines changed, accuracy, bytes, tracebacks"
 	@echo "make check-readme the README's ways to install, each in an empty environment"
-	@echo "make bench        what messages, spaces, memory and the rest cost, as ratios: tables, and a page in build/bench"
+	@echo "make bench        what messages, spaces, memory and the rest cost, as ratios: a table, also in build/bench.md"
 	@echo "make docs         the documentation site in build/site, every link checked"
 	@echo "make clean        remove the environment and everything that runs wrote"
 
@@ -34,7 +36,7 @@ $(STAMP): pyproject.toml
 	@echo "Installing into $(VENV) (once; a few minutes, most of it PyTorch) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]' --group test
 	@touch $@
 
 demo: $(STAMP)
@@ -54,7 +56,7 @@ check-readme:
 # One thread for each worker: libraries that take all cores would wait for each other.
 test test-deep: export OMP_NUM_THREADS = 1
 test: $(STAMP) lint
-	@$(BIN)/python -m pytest -m "not deep" -n auto --dist loadgroup --durations=12 --cov --cov-report=term --cov-fail-under=90
+	@$(BIN)/python -m pytest -m "not deep" -n auto --dist loadgroup --durations=12 --cov --cov-report=term --cov-fail-under=93
 
 test-fast: $(STAMP)
 	@$(BIN)/python -m pytest -m "not slow and not deep"
@@ -71,17 +73,15 @@ $(XLA_STAMP): pyproject.toml
 	  'flwr[simulation]==1.41.0' --editable '.[simulations]'
 	@touch $@
 
-# On xla DEVICE needs that environment, everything else the ordinary one.
-DEVICE ?= cuda
-CHECK_STAMP := $(if $(filter xla%,$(DEVICE)),$(XLA_STAMP),$(STAMP))
-
-test-device gpu-check: export PJRT_DEVICE = CPU
+test-device: export PJRT_DEVICE = CPU
 test-device: export GEMS_FLWR_TEST_DEVICE = xla
 test-device: $(XLA_STAMP)
 	@$(XLA_VENV)/bin/python -m pytest tests/device -v --durations=12
 
-gpu-check: $(CHECK_STAMP)
-	@PYTHONPATH=.:tests/helpers $(dir $(CHECK_STAMP))bin/python tests/helpers/device_check.py --device $(DEVICE)
+DEVICE ?= cuda
+gpu-check: export GEMS_FLWR_TEST_DEVICE = $(DEVICE)
+gpu-check: $(STAMP)
+	@$(BIN)/python -m pytest tests/device -v --durations=12
 
 test-flower: $(STAMP)
 	@$(BIN)/python tests/helpers/flower_versions.py
@@ -95,7 +95,7 @@ bench: $(STAMP)
 	@$(BIN)/python -m simulations.bench
 
 $(DOCS_STAMP): $(STAMP)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,docs]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group docs
 	@touch $@
 
 # Strict: a dead link, a missing anchor or a page outside the navigation fails it (not with --quiet).

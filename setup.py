@@ -4,7 +4,7 @@ Everything else about the project stands in `pyproject.toml`. In a checkout `sim
 `conf/` lie beside the library and are found there; a wheel carries a copy in
 `gems_flwr/bundled/`, because top-level packages called `simulations` and `conf` in the environments
 of users would be in the way of their own. ``gems-flwr run`` looks in both places
-(`gems_flwr/runtime/ready_simulations.py`).
+(`gems_flwr/tools/ready.py`).
 """
 
 import shutil
@@ -16,7 +16,7 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).resolve().parent
 FOLDERS = ("simulations", "conf")
 BUNDLE = Path("gems_flwr", "bundled")
-KINDS = {".py", ".yaml", ".csv", ".json"}
+KINDS = {".py", ".yaml", ".csv", ".json", ".gz"}
 
 
 class BuildWithSimulations(build_py):

@@ -1,12 +1,8 @@
 """Which device tensors are computed on: decided here, and nowhere else.
 
-A name is ``cpu``, ``cuda``, ``mps``, ``xpu`` or ``xla``, with a number behind it where there are
-several (``cuda:1``), or ``auto``: the first accelerator that PyTorch finds, else the processor.
-``xla`` (torch_xla) is taken only if it is asked for, because looking for it starts its runtime.
-
-What a device can and cannot do is decided here, too: whether it has double precision, fused
-optimisers, and when a step ends. Where random numbers come from stands in
-`gems_flwr.device_draws`.
+A name is ``cpu``, ``cuda``, ``mps``, ``xpu`` or ``xla``, with a number where there are several
+(``cuda:1``), or ``auto``: the first accelerator that PyTorch finds, else the processor. ``xla``
+(torch_xla) is taken only if it is asked for, because looking for it starts its runtime.
 """
 
 from __future__ import annotations
@@ -16,42 +12,35 @@ import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from gems_flwr.errors import OptionError
+from gems_flwr.typing import Float
 
 KINDS = ("cpu", "cuda", "mps", "xpu", "xla")
 # In this order; xla has to be asked for.
 _AUTOMATIC = ("cuda", "xpu", "mps")
+CPU = torch.device("cpu")
 
 
 def check_device(name: str) -> str:
-    """Return the name of a device; whether this machine has it is for `chosen_device` to say.
+    """Return the name of a device if there could be one; `chosen_device` looks for it.
 
-    Options are checked early, and PyTorch has to know of xla before it computes any gradient: where
+    PyTorch has to know of xla before it computes any gradient, and options are checked early: where
     torch_xla is installed and asked for, it is started here.
-
-    Raises
-    ------
-    OptionError
-        If it is none that there could be.
     """
     kind, colon, number = str(name).partition(":")
     if name == "auto" or (kind in KINDS and (number.isdecimal() or not colon)):
         if kind == "xla" and _is_there(kind):
-            _start_xla()
+            importlib.import_module("torch_xla").device()
         return str(name)
     raise OptionError(f"device must be one of {', '.join(KINDS)} or auto, got {name!r}")
 
 
 def chosen_device(name: str | torch.device) -> torch.device:
-    """Return the device of a name.
-
-    Raises
-    ------
-    OptionError
-        If there is no such device, or not on this machine.
+    """Return the device of a name; an OptionError where this machine has none.
 
     Examples
     --------
@@ -62,7 +51,7 @@ def chosen_device(name: str | torch.device) -> torch.device:
     name = check_device(str(name))
     if name == "auto":
         return torch.device(next((kind for kind in _AUTOMATIC if _is_there(kind)), "cpu"))
-    kind = name.partition(":")[0]
+    kind, _, number = name.partition(":")
     if not _is_there(kind):
         found = [each for each in ("cpu", *_AUTOMATIC) if _is_there(each)]
         missing = "torch_xla is not installed" if kind == "xla" else "PyTorch finds none"
@@ -70,17 +59,19 @@ def chosen_device(name: str | torch.device) -> torch.device:
             f"device={name} was asked for, but {missing}; there is {', '.join(found)}, and "
             "device=auto takes the best of them"
         )
-    _check_number(name, kind, name.partition(":")[2])
-    if kind == "xla":
-        return torch.device("xla", int(name.partition(":")[2] or 0))
+    if kind == "xla":  # its own runtime counts them
+        return torch.device("xla", int(number or 0))
+    count = getattr(torch, kind).device_count() if kind in _AUTOMATIC else 1
+    if number and int(number) >= count:
+        raise OptionError(f"device={name} was asked for, but there are {count}, from {kind}:0")
     return torch.device(name)
 
 
 def home_device(build: Callable[[], nn.Module] | None) -> str:
-    """Return where a model is built: there it is to be used unless somebody says otherwise."""
+    """Return where a model is built, which is where it is used by default."""
     if build is None:
         return "cpu"
-    # What a handler draws afterwards is the same as if nobody had looked.
+    # Building a model draws its weights; what a handler draws afterwards must not change.
     with torch.random.fork_rng(devices=[]):
         return next((str(weight.device) for weight in build().parameters()), "cpu")
 
@@ -88,10 +79,9 @@ def home_device(build: Callable[[], nn.Module] | None) -> str:
 def exact_device(name: str | torch.device) -> torch.device:
     """Return where double precision is computed: on the device, or on the CPU where it has none.
 
-    Class moments, the cone objective, radii and sums of losses are computed in double precision,
-    because cones are solved to seven digits and certified radii have to hold. Apple's GPUs (mps)
-    have no double precision. There the model runs on the GPU, and what is made of its outputs on
-    the CPU.
+    Class moments, the cone objective, radii and sums of losses are in double precision, because
+    cones are solved to seven digits and certified radii have to hold. Apple's GPUs (mps) have none:
+    there the model runs on the GPU, and what is made of its outputs on the CPU.
 
     Examples
     --------
@@ -101,16 +91,16 @@ def exact_device(name: str | torch.device) -> torch.device:
     device(type='cpu')
     """
     device = name if isinstance(name, torch.device) else chosen_device(name)
-    return device if _has_double(device) else torch.device("cpu")
+    return device if _has_double(device) else CPU
 
 
 def exact(tensor: Tensor) -> Tensor:
-    """Return a tensor in double precision, where its device or the CPU has it."""
+    """Return a tensor in double precision, on its device or the CPU."""
     return tensor.to(exact_device(tensor.device), torch.float64)
 
 
 def sum_type(device: torch.device) -> torch.dtype:
-    """Return the type in which a device adds up what is only told, such as the loss of an epoch."""
+    """Return the type in which a device adds up what is only reported, such as losses."""
     return torch.float64 if _has_double(device) else torch.float32
 
 
@@ -120,10 +110,9 @@ def has_fused_optimizers(device: torch.device) -> bool:
 
 
 def end_step(device: torch.device) -> None:
-    """Tell a device that one step of training ends here.
+    """Mark the end of a training step.
 
-    xla collects operations until somebody looks at a number, and would compile a whole epoch as one
-    program. The others need not be told.
+    xla collects operations until a number is read, and would compile a whole epoch as one program.
     """
     if device.type == "xla":
         importlib.import_module("torch_xla").sync()
@@ -131,18 +120,23 @@ def end_step(device: torch.device) -> None:
 
 @contextmanager
 def moved(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Put a model on a device, and back to where it was afterwards.
+    """Put a model on a device, and back to where it was afterwards, with the same parameters.
 
-    The model has the same parameters afterwards, with what was made of them. ``Module.to`` keeps
-    them for most devices and makes new ones for xla, which nobody else would know of: hooks on the
-    old ones (corrections of gradients) therefore go over to the new ones for the time being.
+    ``Module.to`` keeps parameters for most devices and makes new ones for xla: hooks on the old
+    ones (corrections of gradients) go over to the new ones for the time being.
     """
     home = next((weight.device for weight in model.parameters()), device)
     if home == device:
         model.to(device)
         yield
         return
-    before = _slots(model)
+    before = {
+        (module, name): tensor
+        for module in model.modules()
+        for own in (module._parameters, module._buffers)
+        for name, tensor in own.items()
+        if tensor is not None
+    }
     try:
         model.to(device)
         for (module, name), old in before.items():
@@ -160,14 +154,26 @@ def moved(model: nn.Module, device: torch.device) -> Iterator[None]:
                 setattr(module, name, old)
 
 
-def _slots(model: nn.Module) -> dict[tuple[nn.Module, str], Tensor]:
-    return {
-        (module, name): tensor
-        for module in model.modules()
-        for own in (module._parameters, module._buffers)
-        for name, tensor in own.items()
-        if tensor is not None
-    }
+@contextmanager
+def seeded_draws(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed what a model on a device draws from, such as dropout; restore generators afterwards.
+
+    The library itself draws with generators of the CPU; a model's own draws are on its device,
+    whose generator has other numbers for the same seed.
+    """
+    has_own = device.type in ("cuda", "xpu")
+    # Seeded one by one: torch.manual_seed would also reset generators that are not saved here.
+    kind = device.type if has_own else "cuda"
+    with torch.random.fork_rng([device] if has_own else [], device_type=kind):
+        torch.default_generator.manual_seed(seed)
+        if has_own:
+            with getattr(torch, device.type).device(device):
+                getattr(torch, device.type).manual_seed(seed)
+        elif device.type == "mps":
+            torch.mps.manual_seed(seed)
+        elif device.type == "xla":
+            importlib.import_module("torch_xla").manual_seed(seed)
+        yield
 
 
 def _has_double(device: torch.device) -> bool:
@@ -182,13 +188,27 @@ def _is_there(kind: str) -> bool:
     return kind == "cpu" or bool(getattr(torch, kind).is_available())
 
 
-def _start_xla() -> None:
-    """Start torch_xla, before the first gradient of this process: later PyTorch does not see it."""
-    importlib.import_module("torch_xla").device()
+# --- algebra of NumPy's arrays ------------------------------------------------------------------
+# Merging, heads and private steps are written with NumPy. On the CPU they stay so to the last
+# digit; on another device the one expensive factorisation of each is done there.
 
 
-def _check_number(name: str, kind: str, number: str) -> None:
-    """Refuse the second of one device; of xla its own runtime knows."""
-    count = getattr(torch, kind).device_count() if kind in ("cuda", "xpu", "mps") else 1
-    if number and kind != "xla" and int(number) >= count:
-        raise OptionError(f"device={name} was asked for, but there are {count}, from {kind}:0")
+def solves_elsewhere(device: str | torch.device) -> bool:
+    """Return whether a device other than the CPU is to solve."""
+    return exact_device(device).type != "cpu"
+
+
+def solve_positive(matrix: Float, right: Float, device: str | torch.device) -> Float:
+    """Return ``matrix^-1 right``; a numpy LinAlgError if the matrix is not positive definite."""
+    where = exact_device(device)
+    factor, wrong = torch.linalg.cholesky_ex(torch.from_numpy(np.array(matrix)).to(where))
+    if int(wrong):
+        raise np.linalg.LinAlgError("the matrix is not positive definite")
+    found = torch.cholesky_solve(torch.from_numpy(np.array(right)).to(where), factor)
+    return np.asarray(found.cpu().numpy())
+
+
+def eigenpairs(matrix: Float, device: str | torch.device) -> tuple[Float, Float]:
+    """Return eigenvalues, rising, and eigenvectors as columns of a symmetric matrix."""
+    values, vectors = torch.linalg.eigh(torch.from_numpy(np.array(matrix)).to(exact_device(device)))
+    return np.asarray(values.cpu().numpy()), np.asarray(vectors.cpu().numpy())

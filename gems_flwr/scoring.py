@@ -1,9 +1,8 @@
 """How good predictions are, for one model or for several that vote.
 
 Predictions are arrays of class probabilities with one row per sample, or one number for each where
-numbers are to be predicted. The majority vote is
-the ensemble baseline of the GEMS paper (Guha & Smith 2019, Section 4.1: "random selection for
-ties"); the softmax mean is the stronger ensemble that the paper leaves out.
+numbers are predicted. The majority vote is the ensemble baseline of the GEMS paper (Guha & Smith
+2019, Section 4.1: "random selection for ties"); the softmax mean is a stronger one.
 """
 
 from __future__ import annotations
@@ -25,25 +24,14 @@ def balanced_accuracy(predicted: NDArray, labels: NDArray) -> float:
 
 
 def cross_entropy(probabilities: NDArray, labels: NDArray) -> float:
-    """Return the mean negative log-probability of the true class.
-
-    Probabilities below 1e-12 count as 1e-12, so that one hopeless sample does not make the
-    mean infinite.
-    """
+    """Return the mean negative log-probability of the true class."""
     true = probabilities[np.arange(len(labels)), labels]
+    # With a floor, so that one hopeless sample does not make the mean infinite.
     return float(-np.mean(np.log(np.maximum(true, 1e-12))))
 
 
 def score(probabilities: NDArray, labels: NDArray) -> dict[str, float]:
-    """Return accuracy, balanced accuracy and loss of one model's predictions.
-
-    Parameters
-    ----------
-    probabilities : ndarray of shape (samples, classes)
-        Class probabilities.
-    labels : ndarray of int, shape (samples,)
-        True classes.
-    """
+    """Return accuracy, balanced accuracy and loss of class probabilities (samples, classes)."""
     predicted = probabilities.argmax(axis=1)
     return {
         "accuracy": accuracy(predicted, labels),
@@ -53,15 +41,7 @@ def score(probabilities: NDArray, labels: NDArray) -> dict[str, float]:
 
 
 def number_score(predictions: NDArray, labels: NDArray) -> dict[str, float]:
-    """Return the mean squared error of predicted numbers, and its root.
-
-    Parameters
-    ----------
-    predictions : ndarray of shape (samples,)
-        What was predicted.
-    labels : ndarray of shape (samples,)
-        What was to be predicted.
-    """
+    """Return the mean squared error of predicted numbers, and its root."""
     errors = np.asarray(predictions, np.float64) - np.asarray(labels, np.float64)
     loss = float(np.mean(errors**2))
     return {"rmse": loss**0.5, "loss": loss}
@@ -71,25 +51,15 @@ Score = Callable[[NDArray, NDArray], dict[str, float]]
 
 
 def mean_score(members: Sequence[NDArray], labels: NDArray, one: Score = score) -> dict[str, float]:
-    """Return the mean over several models of each one's own score, by default `score`."""
+    """Return the mean over several models of each one's own score."""
     scores = [one(predictions, labels) for predictions in members]
     return {name: float(np.mean([s[name] for s in scores])) for name in scores[0]}
 
 
 def majority_vote(members: Sequence[NDArray], rng: np.random.Generator) -> NDArray:
-    """Return the class that most models predict, ties broken at random.
+    """Return the class that most models predict for each sample.
 
-    Parameters
-    ----------
-    members : sequence of ndarray of shape (samples, classes)
-        Class probabilities of each model.
-    rng : numpy.random.Generator
-        Breaks ties, each tied class with the same probability.
-
-    Returns
-    -------
-    ndarray of int, shape (samples,)
-        The winning class of each sample.
+    Ties are broken by `rng`, each tied class with the same probability.
     """
     samples, classes = members[0].shape
     votes = np.zeros((samples, classes))

@@ -15,8 +15,7 @@ Arrays = Mapping[str, NDArray]
 Metrics = Mapping[str, float | list[int] | list[float]]
 # How many directions of a class's covariance a cone has; see `moments.cone_building`.
 Rank = int | Literal["auto", "full"]
-# What is asked of a neuron's output (`radii.neuron_data`) or of its network (`radii.neuron_loss`).
-NeuronMeasure = Literal["absolute", "relative", "loss", "relative_loss"]
-LOSS_MEASURES = ("loss", "relative_loss")
+# What is asked of a neuron's output; see `gems_flwr.neurons`.
+NeuronMeasure = Literal["absolute", "relative"]
 # Inputs and their classes, as users hand them in; see `gems_flwr.samples` for what is made of it.
 ArrayPair = tuple[NDArray, NDArray]

@@ -1,7 +1,7 @@
 """The repository as a Flower app: what ``flwr run .`` starts, on simulated or on real nodes.
 
 The run config's ``overrides`` are those of ``python -m simulations.run``; ``output`` says where the
-results go (see `simulations.results_folder`), and so does the log. A node's data is what its
+results go (see `results_folder`), and so does the log. A node's data is what its
 ``--node-config`` says: ``data='/srv/data'``, a folder of its own (see `simulations.data.own_data`),
 or ``partition-id=0``, a part of the data set.
 
@@ -12,28 +12,24 @@ is for ``python -m simulations.run``, where no node has data of its own.
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import os
 import shlex
+import tomllib
 from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from gems_flwr.client.fault_reply_mod import node_name
-from gems_flwr.client.limits import NodeLimits
-from gems_flwr.client.task import Task, TaskSet
-from gems_flwr.client.task_app import task_client_app
-from gems_flwr.server.log import log_event
-from gems_flwr.server.settings import Callback
-from gems_flwr.tracking.live_view import LiveView
+from gems_flwr import Callback, NodeLimits, Task, TaskSet, task_client_app
+from gems_flwr.core.log import log_event
+from gems_flwr.node import node_name
+from gems_flwr.tools import LiveView
 from simulations.config import ConfigError, RunConfig, compose_config
-from simulations.data.own_data import own_folder
-from simulations.experiment.card_facts import told_overrides
-from simulations.experiment.execution import first_score, run_server
+from simulations.data import own_folder
+from simulations.experiment.execution import first_score, lasting_overrides, run_server
 from simulations.experiment.experiment import experiment_of
-from simulations.experiment.run_trackers import give_files, trackers_of
-from simulations.results_folder import results_folder
+from simulations.experiment.watching import trackers_of
 
 # Where Flower has unpacked this app.
 BUNDLE = Path(__file__).resolve().parents[1]
@@ -88,15 +84,12 @@ def main(grid: Grid, context: Context) -> None:
     name = experiment.config.run_name()
     folder = results_folder(str(context.run_config["output"]), name, bundle=BUNDLE)
     log_event("results", folder=folder)
-    overrides = shlex.join(told_overrides(shlex.split(str(context.run_config["overrides"]))))
+    overrides = shlex.join(lasting_overrides(shlex.split(str(context.run_config["overrides"]))))
     command = f"flwr run . -c 'overrides=\"{overrides}\"'"
-    with contextlib.ExitStack() as stack:
-        trackers = [stack.enter_context(each) for each in trackers_of(experiment.config)]
-        watching: list[Callback] = [*trackers]
-        if experiment.config.live:
-            watching.append(LiveView(name))
-        result = run_server(experiment, grid, folder, watching, simulated=False, command=command)
-        give_files(trackers, folder)
+    watching: list[Callback] = [*trackers_of(experiment.config)]
+    if experiment.config.live:
+        watching.append(LiveView(name))
+    result = run_server(experiment, grid, folder, watching, simulated=False, command=command)
     name, value = first_score(result)
     log_event(
         "result",
@@ -105,3 +98,40 @@ def main(grid: Grid, context: Context) -> None:
         bytes_down=result["bytes_down"],
         folder=folder,
     )
+
+
+def results_folder(output: str, name: str, *, bundle: Path) -> Path:
+    """Return the folder for the results of a run, as an absolute path.
+
+    Flower bundles an app, and a ServerApp works in the folder in which the SuperLink was started.
+    That one is the user's, or below it, whenever ``flwr run .`` started the SuperLink itself.
+
+    Parameters
+    ----------
+    output : str
+        What the run config says. A path is taken as it is; if it ends with a slash, the run gets a
+        folder of its own in it. Empty: below ``runs`` in the app's own folder, if the SuperLink
+        was started in it, and else in the folder where it was started.
+    name : str
+        The run's own name.
+    bundle : Path
+        Where Flower has unpacked the app.
+    """
+    if output:
+        folder = Path(output).expanduser()
+        return (folder / name if output.endswith("/") else folder).absolute()
+    # A shell's own word for the folder keeps the links by which the user got there.
+    starts = [here := Path.cwd(), Path(os.environ.get("PWD", ""))]
+    above = [each for start in starts if start.is_absolute() for each in (start, *start.parents)]
+    own = _identity(bundle)
+    app = next((each for each in above if own is not None and _identity(each) == own), here)
+    return app / "runs" / name
+
+
+def _identity(folder: Path) -> tuple[str, str] | None:
+    """Return publisher and name of the Flower app in a folder; None if there is none."""
+    try:
+        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+        return project["tool"]["flwr"]["app"]["publisher"], project["project"]["name"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None

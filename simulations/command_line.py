@@ -14,8 +14,7 @@ from typing import NoReturn
 
 from rich.console import Console
 
-from gems_flwr.disk.faults import file_fault
-from gems_flwr.errors import GemsError
+from gems_flwr import GemsError
 
 EXIT_FAILED = 1
 EXIT_MISTAKE = 2
@@ -53,7 +52,7 @@ def run_command(
     mistakes: tuple[type[Exception], ...] = (),
     explain: Callable[[Exception], str] | None = None,
 ) -> int:
-    """Do what a command asks for; say in plain words why it cannot be done.
+    """Return the exit status of an action, or print in a line why it cannot be done.
 
     Parameters
     ----------
@@ -63,11 +62,6 @@ def run_command(
         What a user can cause beside errors of the library and of the disk.
     explain : callable, optional
         Turns an error into text; by default its own, or the file and the reason.
-
-    Returns
-    -------
-    int
-        The exit status.
     """
     expected: tuple[type[Exception], ...] = (GemsError, OSError, *mistakes)
     try:
@@ -78,10 +72,13 @@ def run_command(
 
 
 def complain(text: str) -> None:
-    """Say on the error stream what went wrong, as it is: a folder may be called "[red]"."""
+    """Print an error as it is: a folder may be called "[red]"."""
     Console(stderr=True, soft_wrap=True).print(text, style="red", markup=False, highlight=False)
     sys.stderr.flush()
 
 
 def _explain(error: Exception) -> str:
+    # Not before: it takes Flower.
+    from gems_flwr.core.disk import file_fault
+
     return file_fault(error) if isinstance(error, OSError) else str(error)

@@ -1,8 +1,9 @@
 """What a run consists of: the types behind `conf/`, and the way from overrides to a config.
 
-`conf/` holds the values, this module their types and ranges. Hydra refuses a key or a group
-that does not exist; what it lets through is checked here against the signature of whatever a
-group's ``_target_`` names, so that a new strategy or model needs no second declaration.
+`conf/` holds the values and says what each means, this module has their types and ranges. Hydra
+refuses a key or a group that does not exist; what it lets through is checked here against the
+signature of whatever a group's ``_target_`` names, so that a new strategy or model needs no second
+declaration.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import math
 import re
 import types
 import typing
@@ -23,35 +25,56 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from gems_flwr import SecureSum
+from gems_flwr.core.disk import file_fault
 from gems_flwr.devices import check_device
-from gems_flwr.disk.faults import file_fault
 from gems_flwr.errors import GemsError, OptionError
-from gems_flwr.secure.secure_sum import SecureSum
 from simulations.experiment.training import TrainOptions
-from simulations.flat_options import flat_strategy, new_form
-from simulations.multirun import is_search, missing_plugin
-from simulations.options import MultiModelConfig, StreamConfig
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "conf"
 GROUPS = ("strategy", "dataset", "partition", "model", "backend")
-# What a run is told for the sake of the person or the machine, not of the result.
+# What is for the sake of the person or the machine, not of the result.
 NOT_IN_NAME = (
     *("data_dir", "progress", "live", "tracking", "objective"),
     *("fresh", "label", "wait_seconds", "return_seconds"),
 )
-# Classes that have moved go by the names that earlier runs know, so that these keep theirs.
-_FORMER_TARGETS = {
-    "simulations.partitions.Groups": "simulations.groups.Groups",
-    "simulations.partitions.Skew": "simulations.multi_model.Skew",
+BACKENDS = ("inprocess", "lockstep", "ray")
+# Options of several strategies that stand for a value made of the run's own data.
+PUBLIC_OPTIONS = {"tune": int | None, "tune_rate": float, "choose": int}
+
+
+_BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+# What to install for a launcher or sweeper that Hydra does not bring along.
+_PLUGINS = {
+    "launcher/joblib": "'gems-flwr[launchers]'",
+    "launcher/slurm": "hydra-submitit-launcher",
+    "launcher/submitit_slurm": "hydra-submitit-launcher",
+    "launcher/submitit_local": "hydra-submitit-launcher",
+    "launcher/ray": "hydra-ray-launcher",
+    "launcher/ray_cluster": "hydra-ray-launcher",
+    "sweeper/optuna": "'gems-flwr[search]'",
+}
+_MODULES = {
+    "hydra_plugins.hydra_submitit_launcher": "launcher/slurm",
+    "hydra_plugins.hydra_ray_launcher": "launcher/ray_cluster",
 }
 
 
 class ConfigError(GemsError, ValueError):
     """A config that cannot be run; the message names the key and the allowed values."""
+
+
+def _require(key: str, value: Any, holds: bool, allowed: str) -> None:
+    if not holds:
+        raise ConfigError(f"{key} must be {allowed}, got {value!r}")
+
+
+# --- types and ranges -------------------------------------------------------------------------
 
 
 @dataclass
@@ -62,16 +85,80 @@ class StopConfig:
     patience: Optional[int] = None  # noqa: UP045
     metric: str = "accuracy"
     goal: str = "max"
-    rules: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         _require("stop.goal", self.goal, self.goal in ("max", "min"), "max or min")
-        _require(
-            "stop.patience",
-            self.patience,
-            self.patience is None or self.patience >= 1,
-            "at least 1, or null",
-        )
+        patient = self.patience is None or self.patience >= 1
+        _require("stop.patience", self.patience, patient, "at least 1, or null")
+
+
+@dataclass
+class DriftConfig:
+    """When and how the concept changes."""
+
+    rounds: list[int] = field(default_factory=list)
+    probability: float = 0.0
+    kind: str = "labels"
+
+    def __post_init__(self) -> None:
+        drift, chance = "stream.drift", self.probability
+        _require(f"{drift}.rounds", self.rounds, all(r >= 1 for r in self.rounds), "at least 1")
+        _require(f"{drift}.probability", chance, 0 <= chance <= 1, "between 0 and 1")
+        _require(f"{drift}.kind", self.kind, self.kind in ("labels", "pixels"), "labels or pixels")
+
+
+@dataclass
+class StreamConfig:
+    """What nodes see of a stream, where there is one."""
+
+    batches_per_round: Optional[int] = None  # noqa: UP045
+    source: str = "share"
+    initial_noise: float = 0.0
+    drift: DriftConfig = field(default_factory=DriftConfig)
+
+    def __post_init__(self) -> None:
+        count, noise = self.batches_per_round, self.initial_noise
+        least = count is None or count >= 1
+        _require("stream.batches_per_round", count, least, "at least 1, or null")
+        _require("stream.source", self.source, self.source in ("share", "pool"), "share or pool")
+        _require("stream.initial_noise", noise, noise >= 0, "at least 0")
+
+    @property
+    def is_on(self) -> bool:
+        """Whether nodes learn from a stream at all."""
+        return self.batches_per_round is not None
+
+
+@dataclass
+class MultiModelConfig:
+    """Which models are trained, and on what nodes."""
+
+    tasks: list[dict[str, Any]] = field(default_factory=list)
+    capacities: list[float] = field(default_factory=lambda: [0.25, 0.5, 0.25])
+    lacking: float = 0.0
+
+    def __post_init__(self) -> None:
+        for number, task in enumerate(self.tasks):
+            place, keys = f"multi_model.tasks[{number}]", ("name", "dataset", "model", "share")
+            if unknown := sorted(set(task) - set(keys)):
+                raise ConfigError(f"{place} has {unknown}, allowed are {list(keys)}")
+            share = task.get("share", 1.0)
+            fits = isinstance(share, int | float) and not isinstance(share, bool) and 0 < share <= 1
+            _require(f"{place}.share", share, fits, "in (0, 1]")
+        names = [self.name_of(number) for number in range(len(self.tasks))]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"multi_model.tasks must have different names, got {names}")
+        shares = self.capacities
+        if not shares or min(shares) < 0 or not math.isclose(sum(shares), 1, abs_tol=1e-6):
+            raise ConfigError(
+                "multi_model.capacities must be shares of the nodes that sum to 1: of those that "
+                f"train up to one model in a round, up to two, …; got {shares}"
+            )
+        _require("multi_model.lacking", self.lacking, 0 <= self.lacking <= 1, "between 0 and 1")
+
+    def name_of(self, number: int) -> str:
+        """Return what a task's model is called: ``task-1`` and so on unless it has a name."""
+        return str(self.tasks[number].get("name") or f"task-{number + 1}")
 
 
 @dataclass
@@ -88,38 +175,26 @@ class BackendConfig:
     address: Optional[str] = None  # noqa: UP045
 
     def __post_init__(self) -> None:
-        kinds = ("inprocess", "ray", "lockstep", "silent")
-        _require("backend.kind", self.kind, self.kind in kinds, " or ".join(kinds))
+        _require("backend.kind", self.kind, self.kind in BACKENDS, f"one of {', '.join(BACKENDS)}")
         try:
             check_device(self.device)
         except OptionError as error:
             raise ConfigError(f"backend.{error}") from None
         for name in ("threads", "total_cpus", "client_cpus"):
-            value = getattr(self, name)
-            _require(f"backend.{name}", value, value >= 1, "at least 1")
+            _require(f"backend.{name}", getattr(self, name), getattr(self, name) >= 1, "at least 1")
         _require("backend.client_gpus", self.client_gpus, self.client_gpus >= 0, "at least 0")
         least = self.total_gpus is None or self.total_gpus >= 0
         _require("backend.total_gpus", self.total_gpus, least, "at least 0, or null")
         if self.kind == "ray" and self.client_gpus > 0 and ":" in self.device:
-            kind = self.device.partition(":")[0]
             raise ConfigError(
                 f"backend.device={self.device} with client_gpus={self.client_gpus:g}: Ray shows "
-                f"each node its own GPU alone, so write backend.device={kind}"
+                "each node its own GPU alone, so write backend.device="
+                f"{self.device.partition(':')[0]}"
             )
-        if self.address is not None:
-            self._check_address(self.address)
-
-    def _check_address(self, address: str) -> None:
-        known = address == "auto" or re.fullmatch(r"[^\s/]+:\d{1,5}", address) is not None
-        _require("backend.address", address, known, "auto or host:port, or null")
-        if self.kind != "ray":
-            raise ConfigError(f"backend.address is for backend=ray, got backend.kind={self.kind}")
-        for name in ("total_cpus", "total_gpus"):
-            if (total := getattr(self, name)) != getattr(BackendConfig, name):
-                raise ConfigError(
-                    f"backend.{name}={total} is for a Ray of this run's own; the cluster at "
-                    f"backend.address={address} has what it was started with"
-                )
+        if (address := self.address) is not None:
+            known = address == "auto" or re.fullmatch(r"[^\s/]+:\d{1,5}", address) is not None
+            _require("backend.address", address, known, "auto or host:port, or null")
+            _require("backend.kind", self.kind, self.kind == "ray", "ray with backend.address")
 
 
 @dataclass
@@ -156,17 +231,18 @@ class RunConfig:
     names: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _require("nodes", self.nodes, self.nodes >= 1, "at least 1")
-        _require("seed", self.seed, 0 <= self.seed < 2**63, "at least 0")
-        _require("rounds", self.rounds, self.rounds >= 1, "at least 1")
-        _require("validation", self.validation, 0 < self.validation < 1, "between 0 and 1")
-        _require("timeout", self.timeout, self.timeout > 0, "above 0")
+        for name in ("nodes", "rounds", "evaluate_every"):
+            _require(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
         for name in ("wait_seconds", "return_seconds"):
             _require(name, getattr(self, name), getattr(self, name) >= 0, "at least 0")
-        _require("evaluate_every", self.evaluate_every, self.evaluate_every >= 1, "at least 1")
+        _require("seed", self.seed, 0 <= self.seed < 2**63, "at least 0")
+        _require("validation", self.validation, 0 < self.validation < 1, "between 0 and 1")
+        _require("timeout", self.timeout, self.timeout > 0, "above 0")
         parts = (None, "test", "validation")
         _require("evaluate_on", self.evaluate_on, self.evaluate_on in parts, "test or validation")
         _ = self.train_options
+        if self.evaluate_on == "test":
+            self.evaluate_on = None
 
     @property
     def train_options(self) -> TrainOptions:
@@ -177,52 +253,24 @@ class RunConfig:
             raise ConfigError(f"train.{error}") from error
 
     def to_json(self) -> str:
-        """Return the config as text: what a worker process gets, and what `config_of` reads."""
+        """Return the config as text: what a worker process gets."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> RunConfig:
         """Return the config that `to_json` wrote."""
-        values = json.loads(text)
-        values["stop"] = StopConfig(**values["stop"])
-        values["backend"] = BackendConfig(**values["backend"])
-        values["stream"] = StreamConfig.from_dict(values["stream"])
-        values["multi_model"] = MultiModelConfig.from_dict(values.get("multi_model", {}))
-        return cls(**values)
+        config = OmegaConf.merge(OmegaConf.structured(cls), json.loads(text))
+        parsed = OmegaConf.to_object(config)
+        assert isinstance(parsed, cls)
+        return parsed
 
     def fingerprint(self) -> str:
         """Return a short digest of everything that can change the result."""
         values = {k: v for k, v in asdict(self).items() if k not in NOT_IN_NAME}
-        # Which machines did it makes no other run of it.
-        del values["backend"]["address"]
-        values["strategy"] = flat_strategy(self.strategy)
-        # How many GPUs there are in all changes no number, as little as who asks for it.
-        del values["backend"]["total_gpus"]
-        if values["strategy"].get("converged") is False:
-            # What strategy=global was before it had the option, and the papers' rows still are.
-            del values["strategy"]["converged"]
-        # Likewise: there was a time without these.
-        if values["strategy"].get("budget_bytes", 0) is None:
-            del values["strategy"]["budget_bytes"]
-        if values["strategy"].get("compress") == "float32":
-            del values["strategy"]["compress"]
-        if values["train"].get("output_start") == "zero":
-            values["train"] = {k: v for k, v in values["train"].items() if k != "output_start"}
-        if self.evaluate_on != "validation":
-            # Likewise.
-            del values["evaluate_on"]
-        if not self.secure:
-            # Likewise: there was a time without.
-            del values["secure"]
-        if not self.multi_model.tasks:
-            # Without tasks it means nothing, and runs made before it existed keep their names.
-            del values["multi_model"]
-        if not self.stop.rules:
-            # Likewise.
-            values["stop"] = {k: v for k, v in values["stop"].items() if k != "rules"}
+        # Which machines did it, and how many GPUs they have, changes no number.
+        for name in ("address", "total_gpus"):
+            del values["backend"][name]
         text = json.dumps(values, sort_keys=True)
-        for target, former in _FORMER_TARGETS.items():
-            text = text.replace(json.dumps(target), json.dumps(former))
         return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
     def run_name(self) -> str:
@@ -232,6 +280,9 @@ class RunConfig:
         return f"{setting}/{n['strategy']}-s{self.seed}-{self.fingerprint()}"
 
 
+# --- what differs from the files --------------------------------------------------------------
+
+
 def variant_of(config: RunConfig) -> str:
     """Return what a run's options change, as in ``rank=20 clusters=8``; empty if nothing.
 
@@ -239,9 +290,9 @@ def variant_of(config: RunConfig) -> str:
     own state. Groups other than the strategy are named with their keys.
     """
     main: Any = OmegaConf.to_container(OmegaConf.load(CONFIG_DIR / "config.yaml"))
-    chosen = _load("strategy", config.names["strategy"])
+    chosen = group_config("strategy", config.names["strategy"])
     defaults: dict[str, dict[str, Any]] = {
-        "strategy": flat_strategy(chosen["strategy"]),
+        "strategy": chosen["strategy"],
         "train": main["train"] | chosen.get("train", {}),
         "": {key: (main | chosen)[key] for key in ("rounds", "own_initial_weights")},
         "stream": main["stream"] | chosen.get("stream", {}),
@@ -251,24 +302,18 @@ def variant_of(config: RunConfig) -> str:
     if config.evaluate_on == "validation":
         changed.append("evaluate_on=validation")
     if config.secure:
-        defaults["secure"] = _load("secure", "sum")
+        defaults["secure"] = group_config("secure", "sum")
         changed.append("secure=sum")
     for group in ("dataset", "partition", "model"):
-        path = CONFIG_DIR / group / f"{config.names[group]}.yaml"
-        defaults[group] = OmegaConf.to_container(OmegaConf.load(path))  # type: ignore[assignment]
+        defaults[group] = group_config(group, config.names[group])
     values = asdict(config)
-    values["strategy"] = flat_strategy(config.strategy)
     for section, options in defaults.items():
         prefix = "" if section in ("strategy", "") else f"{section}."
-        now = values[section] if section else values
-        if section == "strategy":
-            # A space has options that stand in its own file alone.
-            options = _with_keys_of(now, options)
-        changed += _changed(now, options, prefix)
+        changed += _changed(values[section] if section else values, options, prefix)
     return " ".join(changed)
 
 
-def _load(group: str, name: str) -> dict[str, Any]:
+def group_config(group: str, name: str) -> dict[str, Any]:
     """Return what a file of a group holds, with the groups in its defaults put in their places."""
     values: Any = OmegaConf.to_container(OmegaConf.load(CONFIG_DIR / group / f"{name}.yaml"))
     for entry in values.pop("defaults", []):
@@ -278,28 +323,29 @@ def _load(group: str, name: str) -> dict[str, Any]:
             place = values
             for part in path:
                 place = place.setdefault(part, {})
-            place[last] = _load(inner, chosen) | place.get(last, {})
+            place[last] = group_config(inner, chosen) | place.get(last, {})
     return dict(values)
-
-
-def _with_keys_of(now: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested defaults with all keys that there are; null for those that they lack."""
-    full = dict(defaults) | {key: None for key in now if key not in defaults}
-    return {
-        key: _with_keys_of(now[key], value) if isinstance(value, dict) else value
-        for key, value in full.items()
-    }
 
 
 def _changed(now: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str) -> list[str]:
     """Return what differs from nested defaults, as ``key=value`` with dotted keys."""
     changed = []
-    for key, default in defaults.items():
-        if isinstance(default, dict):
-            changed += _changed(now[key], default, f"{prefix}{key}.")
-        elif now.get(key, default) != default:
-            changed.append(f"{prefix}{key}={now[key]}")
+    if prefix and now.get("_target_") != defaults.get("_target_"):
+        # Another space: what counts is what differs from its own file.
+        name, group = str(now["_target_"]).rpartition(".")[2].lower(), prefix.split(".")[-2]
+        changed.append(f"{prefix[:-1]}={name}")
+        known = (CONFIG_DIR / "strategy" / group / f"{name}.yaml").exists()
+        defaults = group_config(f"strategy/{group}", name) if known else {}
+    for key in [*defaults, *(now.keys() - defaults.keys() if prefix.count(".") else ())]:
+        value, default = now.get(key, defaults.get(key)), defaults.get(key)
+        if isinstance(default, dict) and isinstance(value, Mapping):
+            changed += _changed(value, default, f"{prefix}{key}.")
+        elif value != default and key != "_target_":
+            changed.append(f"{prefix}{key}={value}")
     return changed
+
+
+# --- from overrides to a config ---------------------------------------------------------------
 
 
 def compose_config(overrides: Sequence[str]) -> RunConfig:
@@ -341,18 +387,14 @@ def to_run_config(config: DictConfig, choices: Mapping[str, Any] | None = None) 
     check_options("train", own["train"], TrainOptions)
     if own.get("secure"):
         check_options("secure", own["secure"], SecureSum)
-    for name, tracker in (own.get("tracking") or {}).items():
-        section = f"tracking.{name}"
-        is_one = isinstance(tracker, DictConfig) and "_target_" in tracker
-        _require(section, tracker, is_one, "a tracker, as in +tracking=mlflow")
-        check_options(section, tracker, get_object(tracker["_target_"]))
-    for number, rule in enumerate(own["stop"].rules):
-        section = f"stop.rules[{number}]"
-        _require(section, rule, "_target_" in rule, "an object with a _target_")
+    trackers = {f"tracking.{name}": each for name, each in (own.get("tracking") or {}).items()}
+    for section, node in trackers.items():
+        is_one = isinstance(node, DictConfig) and "_target_" in node
+        _require(section, node, is_one, "an object with a _target_, as in +tracking=mlflow")
         try:
-            check_options(section, rule, get_object(rule["_target_"]))
+            check_options(section, node, get_object(node["_target_"]))
         except ImportError as error:
-            raise ConfigError(f"{section}: there is no {rule['_target_']}") from error
+            raise ConfigError(f"{section}: there is no {node['_target_']}") from error
     own["names"] = {group: str(chosen[group]) for group in GROUPS}
     if _in_search(config):
         if own["evaluate_on"] == "test":
@@ -367,6 +409,16 @@ def to_run_config(config: DictConfig, choices: Mapping[str, Any] | None = None) 
         raise ConfigError(str(error)) from error
     assert isinstance(run, RunConfig)
     return run
+
+
+def is_multirun(hydra: Any) -> bool:
+    """Return whether Hydra's own config is that of a multirun."""
+    return bool(hydra.get("mode") == RunMode.MULTIRUN)
+
+
+def is_search(hydra: Any) -> bool:
+    """Return whether which runs there are depends on what the runs before returned."""
+    return is_multirun(hydra) and str(hydra.sweeper.get("_target_")) != _BASIC_SWEEPER
 
 
 def _in_search(config: DictConfig) -> bool:
@@ -388,27 +440,21 @@ def check_options(group: str, node: DictConfig, target: Callable[..., Any]) -> N
         accepted = inspect.signature(target).parameters
     except ValueError as error:
         raise ConfigError(f"{group}._target_ says nothing of its options: {error}") from error
-    is_plain_class = isinstance(target, type) and not is_dataclass(target)
-    hints = typing.get_type_hints(target.__init__ if is_plain_class else target)  # type: ignore[misc]
+    hints = _hints_of(target)
+    if accepted.keys() & {"tune", "score"}:
+        hints |= PUBLIC_OPTIONS
     for key, value in node.items():
         name = str(key)
         if name in ("_target_", "_convert_"):
             continue
-        # A word among a few is no group, though another strategy may have one of that name.
-        is_word = typing.get_origin(hints.get(name)) is typing.Literal
-        if isinstance(value, str) and (CONFIG_DIR / group / name).is_dir() and not is_word:
+        if isinstance(value, str) and (CONFIG_DIR / group / name).is_dir():
             raise ConfigError(
                 f"{group}.{name} has options of its own: write {group}/{name}={value}"
-            )
-        if name == "epsilon" and "space" in node and isinstance(value, int | float):
-            raise ConfigError(
-                f"{group}.epsilon is auto or one for each node; for all: "
-                f"{group}.space.epsilon={value}"
             )
         if isinstance(value, DictConfig) and "_target_" in value:
             check_options(f"{group}.{name}", value, get_object(value["_target_"]))
             continue
-        if name not in accepted:
+        if name not in accepted and name not in hints:
             named = sorted(str(k) for k in node if k in accepted) or sorted(accepted)
             allowed = ", ".join(named) or "none"
             raise ConfigError(f"there is no {group}.{name}; the options of {group} are: {allowed}")
@@ -418,15 +464,24 @@ def check_options(group: str, node: DictConfig, target: Callable[..., Any]) -> N
             raise ConfigError(f"{group}.{name} must be {wanted}, got {value!r}")
 
 
+def _hints_of(target: Callable[..., Any]) -> dict[str, Any]:
+    """Return the types of a callable's arguments."""
+    is_plain_class = isinstance(target, type) and not is_dataclass(target)
+    annotated: Any = target.__init__ if is_plain_class else target  # type: ignore[misc]
+    unknown: dict[str, Any] = {}
+    while True:
+        try:
+            return typing.get_type_hints(annotated, localns=unknown)
+        except NameError as error:  # imported for type checkers alone
+            unknown[str(error.name)] = Any
+
+
 def _plain_types(hint: Any) -> tuple[type, ...]:
     """Return the builtin types that a hint allows; nothing where it allows anything else."""
     if typing.get_origin(hint) is typing.Literal:
         return (str,)
-    parts = (
-        typing.get_args(hint)
-        if typing.get_origin(hint) in (typing.Union, types.UnionType)
-        else (hint,)
-    )
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    parts = typing.get_args(hint) if is_union else (hint,)
     plain = (bool, int, float, str, type(None))
     return tuple(parts) if all(part in plain for part in parts) else ()
 
@@ -435,11 +490,6 @@ def _fits(value: Any, kinds: tuple[type, ...]) -> bool:
     if isinstance(value, bool):
         return bool in kinds
     return isinstance(value, kinds) or (isinstance(value, int) and float in kinds)
-
-
-def _require(key: str, value: Any, holds: bool, allowed: str) -> None:
-    if not holds:
-        raise ConfigError(f"{key} must be {allowed}, got {value!r}")
 
 
 def explain(error: Exception, overrides: Sequence[str] = ()) -> str:
@@ -464,12 +514,20 @@ def explain(error: Exception, overrides: Sequence[str] = ()) -> str:
     key = full_key.group(1)
     if "not in" not in text:
         return text.replace("Error merging override", "cannot set").split("    full_key")[0].strip()
-    now = new_form(key, overrides)
-    if now is not None:
-        return f"there is no key '{key}' any more; write {now}"
     section, _, name = key.rpartition(".")
     where = f" in {section}" if section else ""
     return f"there is no key '{name}'{where}; the keys are: {_keys_beside(key, overrides)}"
+
+
+def missing_plugin(complaint: str) -> str | None:
+    """Return what to install, if Hydra complains that it does not know a launcher or sweeper."""
+    found = re.search(r"hydra/(launcher|sweeper)[/=](\w+)", complaint)
+    wanted = None if found is None else f"{found.group(1)}/{found.group(2)}"
+    if wanted is None:
+        wanted = next((name for key, name in _MODULES.items() if key in complaint), None)
+    if wanted not in _PLUGINS:
+        return None
+    return f"hydra/{wanted.replace('/', '=')} is a plugin: pip install {_PLUGINS[wanted]}"
 
 
 def _keys_beside(key: str, overrides: Sequence[str]) -> str:

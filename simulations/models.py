@@ -1,8 +1,10 @@
 """The experiments' models, as plain `torch.nn.Sequential` networks that return logits, or a number.
 
-Each takes batches shaped ``(n, *input_shape)``. The last module is always the linear output layer,
-which GEMS treats differently from the layers below. Dropout modules stay in place at rate 0, so
-that the names of the weights do not depend on the rate.
+Every builder takes ``input_shape``, the shape of one example (models without convolutions flatten
+images), and ``classes``, the number of outputs, at least 2, or 0 for a number, which is one output.
+What is out of range is a ValueError. Models take batches shaped ``(n, *input_shape)``. The last
+module is always the linear output layer, which GEMS treats differently from the layers below.
+Dropout modules stay in place at rate 0, so that the names of the weights do not depend on the rate.
 """
 
 from __future__ import annotations
@@ -11,29 +13,16 @@ import itertools
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import nn
 
-from gems_flwr.networks.random_filters import SMALLEST_SIDE, RandomFilters
-from gems_flwr.networks.random_fourier import Normalization, RandomFourier
+from gems_flwr.lifts import SMALLEST_SIDE, Normalization, RandomFilters, RandomFourier
 
 
 def logistic(*, input_shape: Sequence[int], classes: int) -> nn.Sequential:
-    """Build multinomial logistic regression.
-
-    Parameters
-    ----------
-    input_shape : sequence of int
-        Shape of one example; images are flattened.
-    classes : int
-        Number of outputs, at least 2; 0: no classes but a number, one output.
-
-    Raises
-    ------
-    ValueError
-        If the shape or the number of classes is impossible.
-    """
+    """Build multinomial logistic regression."""
     shape = _checked(input_shape, classes)
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), outputs_of(classes)))
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes or 1))
 
 
 def mlp(
@@ -51,10 +40,8 @@ def mlp(
 
     Parameters
     ----------
-    input_shape : sequence of int
-        Shape of one example; images are flattened.
-    classes : int
-        Number of outputs, at least 2; 0: no classes but a number, one output.
+    input_shape, classes
+        See the module.
     hidden : sequence of int
         Number of neurons of each hidden layer, at least 1 each; none makes it `logistic`.
     dropout : float
@@ -63,11 +50,6 @@ def mlp(
         Initial weights: ``"glorot"``, uniform by inputs and outputs with biases of zero, as in
         the papers, or ``"torch"``, torch's own, which are less than half as large here and give
         hidden neurons that are more alike.
-
-    Raises
-    ------
-    ValueError
-        If an option is out of range.
     """
     shape = _checked(input_shape, classes)
     rate = _checked_rate("dropout", dropout)
@@ -79,13 +61,8 @@ def mlp(
     layers: list[nn.Module] = [nn.Flatten()]
     for inputs, outputs in itertools.pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.ReLU(), nn.Dropout(rate)]
-    model = nn.Sequential(*layers, nn.Linear(widths[-1], outputs_of(classes)))
-    if initial == "glorot":
-        for layer in model:
-            if isinstance(layer, nn.Linear):
-                nn.init.xavier_uniform_(layer.weight)
-                nn.init.zeros_(layer.bias)
-    return model
+    model = nn.Sequential(*layers, nn.Linear(widths[-1], classes or 1))
+    return _glorot(model) if initial == "glorot" else model
 
 
 def cnn(
@@ -98,23 +75,10 @@ def cnn(
     """Build the convolutional network of the dynamic-averaging paper.
 
     Two 3×3 convolutions (32 and 64 filters), 2×2 max-pooling, a dense layer of 128 neurons:
-    1,199,882 weights for MNIST.
-
-    Parameters
-    ----------
-    input_shape : sequence of int
-        ``(channels, height, width)``, at least 6×6 pixels.
-    classes : int
-        Number of outputs, at least 2; 0: no classes but a number, one output.
-    conv_dropout, dropout : float
-        Rates after the convolutions and after the dense layer, 0 ≤ rate < 1.
-
-    Raises
-    ------
-    ValueError
-        If the input is no image or too small, or a rate is out of range.
+    1,199,882 weights for MNIST. Both rates of dropout are in [0, 1); images have at least 6×6
+    pixels.
     """
-    channels, height, width = checked_image("cnn", input_shape, classes, smallest=6)
+    channels, height, width = _checked_image("cnn", input_shape, classes, smallest=6)
     return nn.Sequential(
         nn.Conv2d(channels, 32, kernel_size=3),
         nn.ReLU(),
@@ -126,28 +90,16 @@ def cnn(
         nn.Linear(64 * ((height - 4) // 2) * ((width - 4) // 2), 128),
         nn.ReLU(),
         nn.Dropout(_checked_rate("dropout", dropout)),
-        nn.Linear(128, outputs_of(classes)),
+        nn.Linear(128, classes or 1),
     )
 
 
 def lenet(*, input_shape: Sequence[int], classes: int) -> nn.Sequential:
-    """Build LeNet-5 with ReLU and max-pooling: 61,706 weights for MNIST.
+    """Build LeNet-5 with ReLU and max-pooling: 61,706 weights for MNIST, at least 12×12 pixels.
 
     The first convolution is padded by 2, which makes 28×28 input what LeNet's 32×32 was.
-
-    Parameters
-    ----------
-    input_shape : sequence of int
-        ``(channels, height, width)``, at least 12×12 pixels.
-    classes : int
-        Number of outputs, at least 2; 0: no classes but a number, one output.
-
-    Raises
-    ------
-    ValueError
-        If the input is no image or too small.
     """
-    channels, height, width = checked_image("lenet", input_shape, classes, smallest=12)
+    channels, height, width = _checked_image("lenet", input_shape, classes, smallest=12)
     return nn.Sequential(
         nn.Conv2d(channels, 6, kernel_size=5, padding=2),
         nn.ReLU(),
@@ -160,7 +112,7 @@ def lenet(*, input_shape: Sequence[int], classes: int) -> nn.Sequential:
         nn.ReLU(),
         nn.Linear(120, 84),
         nn.ReLU(),
-        nn.Linear(84, outputs_of(classes)),
+        nn.Linear(84, classes or 1),
     )
 
 
@@ -168,22 +120,10 @@ def mcmahan_cnn(*, input_shape: Sequence[int], classes: int) -> nn.Sequential:
     """Build the convolutional network of McMahan et al. (2017): 1,663,370 weights for MNIST.
 
     Two 5×5 convolutions (32 and 64 filters), each followed by ReLU and 2×2 max-pooling, and a dense
-    layer of 512 neurons. The paper does not say how borders are treated; only convolutions that
-    keep the size, padded by 2, give its number of weights.
-
-    Parameters
-    ----------
-    input_shape : sequence of int
-        ``(channels, height, width)``, at least 4×4 pixels.
-    classes : int
-        Number of outputs, at least 2; 0: no classes but a number, one output.
-
-    Raises
-    ------
-    ValueError
-        If the input is no image or too small.
+    layer of 512 neurons, for at least 4×4 pixels. The paper does not say how borders are treated;
+    only convolutions that keep the size, padded by 2, give its number of weights.
     """
-    channels, height, width = checked_image("mcmahan_cnn", input_shape, classes, smallest=4)
+    channels, height, width = _checked_image("mcmahan_cnn", input_shape, classes, smallest=4)
     return nn.Sequential(
         nn.Conv2d(channels, 32, kernel_size=5, padding=2),
         nn.ReLU(),
@@ -194,7 +134,7 @@ def mcmahan_cnn(*, input_shape: Sequence[int], classes: int) -> nn.Sequential:
         nn.Flatten(),
         nn.Linear(64 * (height // 4) * (width // 4), 512),
         nn.ReLU(),
-        nn.Linear(512, outputs_of(classes)),
+        nn.Linear(512, classes or 1),
     )
 
 
@@ -212,25 +152,12 @@ def random_filters(
 ) -> nn.Sequential:
     """Build a linear layer on random filters, whose weights are made from a seed and never travel.
 
-    Parameters
-    ----------
-    input_shape : sequence of int
-        ``(channels, height, width)``, at least 4×4 pixels.
-    classes : int
-        Number of outputs, at least 2; 0: no classes but a number, one output.
-    filters, kernel, grid, sigma, margin, contrast
-        As in `gems_flwr.RandomFilters`.
-    lift_seed : int
-        Source of the filters, at least 0: not the run's seed, since all seeds do.
-
-    Raises
-    ------
-    ValueError
-        If the input is no image or too small, or an option is out of range.
+    Options are those of `gems_flwr.RandomFilters`; ``lift_seed``, the source of the filters, is not
+    the run's seed, since all seeds have the same lift.
     """
-    shape = checked_image("random_filters", input_shape, classes, smallest=SMALLEST_SIDE)
+    shape = _checked_image("random_filters", input_shape, classes, smallest=SMALLEST_SIDE)
     lift = RandomFilters(shape, filters, kernel, grid, sigma, margin, contrast, lift_seed)
-    return nn.Sequential(lift, nn.Linear(lift.features, outputs_of(classes)))
+    return nn.Sequential(lift, nn.Linear(lift.features, classes or 1))
 
 
 def random_fourier(
@@ -245,30 +172,78 @@ def random_fourier(
 ) -> nn.Sequential:
     """Build a linear layer on random Fourier features, whose weights are made from a seed.
 
-    Parameters
-    ----------
-    input_shape : sequence of int
-        Shape of one example; images are flattened.
-    classes : int
-        Number of outputs, at least 2; 0: no classes but a number, one output.
-    outputs, bandwidth, normalize, keep_inputs
-        As in `gems_flwr.RandomFourier`.
-    lift_seed : int
-        Source of the projections, at least 0: not the run's seed, since all seeds do.
-
-    Raises
-    ------
-    ValueError
-        If an option is out of range.
+    Options are those of `gems_flwr.RandomFourier`; ``lift_seed`` is not the run's seed.
     """
     inputs = math.prod(_checked(input_shape, classes))
     lift = RandomFourier(inputs, outputs, bandwidth, normalize, keep_inputs, lift_seed)
-    return nn.Sequential(nn.Flatten(), lift, nn.Linear(lift.features, outputs_of(classes)))
+    return nn.Sequential(nn.Flatten(), lift, nn.Linear(lift.features, classes or 1))
 
 
-def outputs_of(classes: int) -> int:
-    """Return how many outputs a model has: one for each class, or one for a number."""
-    return classes or 1
+# --- networks that steer --------------------------------------------------------------------------
+
+# Filters, kernel and stride of each convolution.
+_TABLE_6 = ((24, 5, 2), (36, 5, 2), (48, 5, 2), (64, 3, 1), (64, 3, 1))
+_SMALL = ((8, 5, 3), (16, 5, 2), (24, 3, 2))
+
+
+class Centred(nn.Module):
+    """Pixels from 0 … 1 to -1 … 1; nothing to learn and nothing to send."""
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Return the pixels around zero."""
+        return pixels * 2 - 1
+
+
+def pilotnet(*, input_shape: Sequence[int], classes: int) -> nn.Sequential:
+    """Build the network of Kamp et al. 2018, Table 6, for at least 61×61 pixels from 0 to 1.
+
+    Table 6 is PilotNet (Bojarski et al. 2016): five convolutions, dense layers of 100, 50, 10 and 1
+    neurons. At the paper's 68×320 colour pixels that is 348,219 weights, at 64×64 grey pixels
+    142,219. The table says neither activations nor initial weights nor normalisation. Decided here:
+    ReLU after every layer but the last, Keras' default initial weights (Glorot's, biases of zero),
+    and pixels from -1 to 1, as in Bojarski et al.; the output is not squashed.
+    """
+    return _steering("pilotnet", input_shape, classes, _TABLE_6, (100, 50, 10))
+
+
+def pilotnet_small(*, input_shape: Sequence[int], classes: int) -> nn.Sequential:
+    """Build a network of the same kind for two cores: 14,189 weights at 64×64 grey pixels."""
+    return _steering("pilotnet_small", input_shape, classes, _SMALL, (32, 10))
+
+
+def _steering(
+    name: str,
+    input_shape: Sequence[int],
+    classes: int,
+    convolutions: Sequence[tuple[int, int, int]],
+    dense: Sequence[int],
+) -> nn.Sequential:
+    # As many pixels as leave one place after the convolutions.
+    smallest = 1
+    for _, kernel, stride in reversed(convolutions):
+        smallest = (smallest - 1) * stride + kernel
+    channels, height, width = _checked_image(name, input_shape, classes, smallest=smallest)
+    layers: list[nn.Module] = [Centred()]
+    for filters, kernel, stride in convolutions:
+        layers += [nn.Conv2d(channels, filters, kernel, stride), nn.ReLU()]
+        channels = filters
+        height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
+    layers.append(nn.Flatten())
+    for inputs, outputs in itertools.pairwise([channels * height * width, *dense]):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return _glorot(nn.Sequential(*layers, nn.Linear(dense[-1], classes or 1)))
+
+
+# --- checks and initial weights -------------------------------------------------------------------
+
+
+def _glorot(model: nn.Sequential) -> nn.Sequential:
+    for layer in model:
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.xavier_uniform_(layer.weight)
+            assert layer.bias is not None
+            nn.init.zeros_(layer.bias)
+    return model
 
 
 def _checked(input_shape: Sequence[int], classes: int) -> tuple[int, ...]:
@@ -280,10 +255,9 @@ def _checked(input_shape: Sequence[int], classes: int) -> tuple[int, ...]:
     return shape
 
 
-def checked_image(
+def _checked_image(
     model: str, input_shape: Sequence[int], classes: int, *, smallest: int
 ) -> tuple[int, int, int]:
-    """Return the shape of images after checking that a model takes them."""
     shape = _checked(input_shape, classes)
     if len(shape) != 3 or min(shape[1:]) < smallest:
         raise ValueError(

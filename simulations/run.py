@@ -24,34 +24,37 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.markup import escape
 
-from gems_flwr.disk.lock import hold_folder
-from gems_flwr.errors import GemsError
-from gems_flwr.runtime.checkpoint import CheckpointFolder
-from gems_flwr.server.settings import Callback
-from gems_flwr.tracking.live_view import LiveView
+from gems_flwr import Callback, GemsError
+from gems_flwr.core.disk import hold_folder
+from gems_flwr.core.folder import CheckpointFolder
+from gems_flwr.tools import LiveView
 from simulations.backends.launch import run_on_backend
-from simulations.backends.silent import run_silently
 from simulations.config import (
     CONFIG_DIR,
     ConfigError,
     RunConfig,
     explain,
+    is_multirun,
+    is_search,
+    missing_plugin,
     to_run_config,
     variant_of,
     without_plus,
 )
-from simulations.experiment.card_facts import told_overrides
-from simulations.experiment.execution import finished_result, first_score, run_server
+from simulations.experiment.execution import (
+    finished_result,
+    first_score,
+    lasting_overrides,
+    run_server,
+    start_again,
+)
 from simulations.experiment.experiment import Experiment, experiment_of
-from simulations.experiment.progress import ProgressBar
-from simulations.experiment.run_trackers import give_files, start_again, trackers_of
-from simulations.experiment.search_objective import check_objective, objective
+from simulations.experiment.watching import trackers_of
 from simulations.multirun import (
     RunFailedError,
-    is_multirun,
+    check_objective,
     is_parallel,
-    is_search,
-    missing_plugin,
+    objective,
     shares_screen,
 )
 
@@ -64,7 +67,7 @@ def run(
     wait: bool = False,
     command: str | None = None,
 ) -> dict[str, Any]:
-    """Run one config, or return the result that it had.
+    """Run one config, or return the result that it had: what `result.json` holds.
 
     Parameters
     ----------
@@ -75,21 +78,9 @@ def run(
     console : Console, optional
         Where to show progress.
     wait : bool, default False
-        Whether to wait for a run that works in the folder, instead of raising an error.
+        Whether to wait for a run that works in the folder, instead of a `FolderInUseError`.
     command : str, optional
         What was typed to start it, for the model card.
-
-    Returns
-    -------
-    dict
-        What `result.json` holds.
-
-    Raises
-    ------
-    FolderInUseError
-        If another run works in the folder.
-    CheckpointError, DiskError
-        If the folder holds something strange, or cannot be written to.
     """
     console = console or Console(stderr=True)
     done = None if config.fresh else finished_result(config, folder)
@@ -113,12 +104,7 @@ def _run(
     console: Console,
     command: str | None = None,
 ) -> dict[str, Any]:
-    if config.backend.kind == "silent":
-        result = run_silently(experiment, folder)
-        console.print(_line(config, result, folder), highlight=False, soft_wrap=True)
-        return result
-    saved = CheckpointFolder(folder)
-    if experiment.keeps_models_on_nodes and saved.load() is not None:
+    if experiment.keeps_models_on_nodes and CheckpointFolder(folder).load() is not None:
         # Simulated nodes end with their process; without their models it would be another run.
         console.print(f"[dim]{os.path.relpath(folder)}: was interrupted, starts again[/dim]")
         start_again(folder)
@@ -126,29 +112,26 @@ def _run(
     def say(text: str) -> None:
         console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
-    # A tracker that is not installed is said before any node starts.
+    # A tracker that is not installed is reported before any node starts.
     trackers = trackers_of(config, say)
     # Flower's engine lets the server work in a thread of its own, which owns the folder, too.
     here = contextvars.copy_context()
     with contextlib.ExitStack() as stack:
         stack.enter_context(quiet_flower())
-        callbacks: list[Callback] = [stack.enter_context(tracker) for tracker in trackers]
-        if config.live:
+        callbacks: list[Callback] = [*trackers]
+        if config.live or (config.progress and console.is_terminal):
             callbacks.append(LiveView(_title(config), console=console))
-        elif config.progress:
-            callbacks.append(stack.enter_context(ProgressBar(escape(_title(config)), console)))
         result = run_on_backend(
             config,
             lambda grid: here.run(run_server, experiment, grid, folder, callbacks, command=command),
         )
-        give_files(trackers, folder)
     console.print(_line(config, result, folder), highlight=False, soft_wrap=True)
     return result
 
 
 @contextlib.contextmanager
 def quiet_flower() -> Iterator[None]:
-    """Keep Flower's log off the screen: failures are shown by the bar, whose lines it breaks."""
+    """Keep Flower's log off the screen, where it breaks the lines of the bar."""
     logger = logging.getLogger("flwr")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -188,8 +171,8 @@ def _hydra_main(config: DictConfig) -> float | None:
         # Bars of several processes would overwrite each other.
         console = Console(stderr=True, force_terminal=False if parallel else None)
         folder = Path(hydra_config.runtime.output_dir)
-        told = told_overrides(list(hydra_config.overrides.task))
-        command = shlex.join(["gems-flwr", "run", *told])
+        lasting = lasting_overrides(list(hydra_config.overrides.task))
+        command = shlex.join(["gems-flwr", "run", *lasting])
         # What another process makes at this moment need not be made twice.
         result = run(run_config, folder, console, wait=parallel, command=command)
     except (GemsError, OSError) as error:

@@ -19,10 +19,8 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from hypothesis import settings
 
-from gems_flwr.client.fault_reply_mod import fault_reply_mod
-from gems_flwr.runtime.inprocess_grid import InProcessGrid
-from gems_flwr.wire.model_replies import pack_metrics_reply, pack_name
-from gems_flwr.wire.records import to_numpy, to_record
+from gems_flwr import InProcessGrid, good_enough_mod
+from gems_flwr.core.records import pack_name, pack_reply, to_numpy, to_record
 
 Arrays = dict[str, np.ndarray]
 
@@ -106,7 +104,7 @@ def toy_app(behaviours: Mapping[int, Behaviour] | None = None, guarded: bool = T
         Whether faults are turned into error replies on the node.
     """
     app = ClientApp()
-    mods = [fault_reply_mod] if guarded else []
+    mods = [good_enough_mod()] if guarded else []
 
     @app.train(mods=mods)
     def train(message: Message, context: Context) -> Message:
@@ -120,7 +118,7 @@ def toy_app(behaviours: Mapping[int, Behaviour] | None = None, guarded: bool = T
         node = int(context.node_config["partition-id"])
         weight = message.content["arrays"]["weight"].numpy()
         metrics = {"mean_weight": float(weight.mean())}
-        content = pack_metrics_reply(metrics, num_examples=node + 1, name=str(node))
+        content = pack_reply(metrics, num_examples=node + 1, name=str(node))
         return Message(content, reply_to=message)
 
     return app

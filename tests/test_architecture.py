@@ -1,4 +1,4 @@
-"""The house keeps its rooms apart: imports go one way."""
+"""The rules of the house, one test each: docs/architecture.md says what the rooms are."""
 
 import ast
 import json
@@ -6,44 +6,51 @@ import os
 import re
 import subprocess
 import sys
-from collections import defaultdict
 from importlib import import_module
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = ROOT / "gems_flwr"
+TESTS = ROOT / "tests"
 
-# What may know of Flower; everything else in the library is mathematics.
-SHELL = ("strategies", "tracking", "server", "client", "runtime", "wire", "__main__.py")
-# A lower room never imports from a higher one.
+# A lower storey never imports from a higher one when it is loaded.
 STOREYS = [
-    "simulations",
-    "gems_flwr.strategies",
-    "gems_flwr.tracking",
-    "gems_flwr.server",
-    "gems_flwr.client",
-    "gems_flwr.runtime",
-    "gems_flwr.wire",
+    ("simulations",),
+    ("tools",),
+    ("strategies",),
+    ("stages",),
+    ("node", "carriers"),
+    ("core", "spaces", "neurons"),
 ]
-
-
-def imports(path):
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+MATHEMATICS = {"averaging", "compression", "lifts", "merging", "networks", "secure"}
+# What no single room answers for.
+WHOLE = {"battery", "deployment", "device", "simulations", "multi_model"}
 
 
 def modules(folder):
-    return sorted(p for p in folder.rglob("*.py"))
+    return sorted(folder.rglob("*.py"))
 
 
 EVERYTHING = modules(LIBRARY) + modules(ROOT / "simulations")
+TREES = {path: ast.parse(path.read_text()) for path in EVERYTHING}
+
+
+def is_for_types_alone(node):
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def imports(tree, *, when_loaded=False):
+    """Return what a module imports; `when_loaded`, without types and what functions import."""
+    found, waiting = set(), [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        if not (when_loaded and (is_for_types_alone(node) or isinstance(node, ast.FunctionDef))):
+            waiting += ast.iter_child_nodes(node)
+    return found
 
 
 def dotted(path):
@@ -51,56 +58,43 @@ def dotted(path):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-@pytest.mark.parametrize("path", modules(LIBRARY), ids=lambda p: str(p.relative_to(ROOT)))
-def test_the_library_imports_neither_the_experiments_nor_hydra(path):
-    roots = {name.split(".")[0] for name in imports(path)}
-    assert not roots & {"simulations", "hydra", "omegaconf", "matplotlib", "ray", "tests"}
+def rooms_of(names):
+    """Return the rooms that imported names are in."""
+    split = [name.split(".") for name in names]
+    return {each[1] if each[0] == "gems_flwr" else each[0] for each in split if len(each) > 1}
 
 
-@pytest.mark.parametrize("path", modules(LIBRARY), ids=lambda p: str(p.relative_to(ROOT)))
-def test_the_mathematics_does_not_know_flower(path):
-    if path.relative_to(LIBRARY).parts[0] in (*SHELL, "__init__.py"):
-        pytest.skip("part of the Flower shell, or the list of public names")
-    assert not [name for name in imports(path) if name.split(".")[0] == "flwr"]
-    shell = {f"gems_flwr.{room}" for room in SHELL}
-    used = {".".join(name.split(".")[:2]) for name in imports(path)}
-    assert not used & shell
-
-
-def test_spaces_are_built_from_below():
-    """A space knows neither who builds nor who intersects it, and a node intersects nothing."""
-    higher = ("intersect", "neuron_merging", "networks")
-    rooms = {"spaces": ("radii", "moments", *higher), "radii": higher, "moments": higher}
-    for room, above in rooms.items():
-        for path in modules(LIBRARY / room):
-            used = {name.split(".")[1] for name in imports(path) if name.startswith("gems_flwr.")}
-            assert not used & set(above), path
-
-
-@pytest.mark.parametrize("path", EVERYTHING, ids=lambda p: str(p.relative_to(ROOT)))
-def test_no_room_imports_from_a_storey_above(path):
-    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    floor = next((i for i, s in enumerate(STOREYS) if (name + ".").startswith(s + ".")), None)
-    if floor is None:
-        pytest.skip("not on a storey")
-    above = STOREYS[:floor]
-    # What runs on a node and what runs on the server share what lies below them, and nothing else.
-    if STOREYS[floor] in ("gems_flwr.strategies", "gems_flwr.tracking", "gems_flwr.server"):
-        above = [*above, "gems_flwr.client"]
-    wrong = [i for i in imports(path) if any((i + ".").startswith(s + ".") for s in above)]
-    assert not wrong
-
-
-def test_record_keys_are_spelled_out_in_the_wire_module_alone():
-    keys = {"server-round", "num-examples", "run-seed", "space-request", "class-sums", "verify"}
-    keys |= {"neuron-request", "frozen-layers", "multi-model", "local-loss", "update-norm"}
-    keys |= {"statistics-request", "tell-name"}
+def test_the_library_imports_neither_the_experiments_nor_hydra():
     for path in modules(LIBRARY):
-        if path.parent.name == "wire":
-            continue
-        tree = ast.parse(path.read_text())
-        strings = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
-        assert not keys & {s for s in strings if isinstance(s, str)}, path
+        roots = {name.split(".")[0] for name in imports(TREES[path])}
+        assert not roots & {"simulations", "hydra", "omegaconf", "matplotlib", "ray", "tests"}, path
+
+
+def test_the_mathematics_knows_neither_flower_nor_messages():
+    upstairs = {"flwr", *(room for storey in STOREYS[:-1] for room in storey), "core"}
+    for path in modules(LIBRARY):
+        if path.relative_to(LIBRARY).parts[0].removesuffix(".py") in MATHEMATICS:
+            assert not rooms_of(imports(TREES[path], when_loaded=True)) & upstairs, path
+        elif path.relative_to(LIBRARY).parts[0] in ("spaces", "neurons"):
+            assert path.name == "question.py" or "flwr" not in rooms_of(imports(TREES[path])), path
+
+
+def test_no_room_imports_from_a_storey_above():
+    floors = {room: floor for floor, rooms in enumerate(STOREYS) for room in rooms}
+    for path, tree in TREES.items():
+        parts = path.relative_to(ROOT).parts
+        room = parts[1] if parts[0] == "gems_flwr" else parts[0]
+        used = rooms_of(imports(tree, when_loaded=True))
+        wrong = {each for each in used if floors.get(each, 99) < floors.get(room, -1)}
+        assert not wrong, path
+
+
+def test_the_records_that_all_messages_share_are_named_in_one_module():
+    keys = {"server-round", "num-examples", "run-seed"}
+    for path in modules(LIBRARY):
+        strings = {n.value for n in ast.walk(TREES[path]) if isinstance(n, ast.Constant)}
+        shared = keys & {each for each in strings if isinstance(each, str)}
+        assert not shared or path == LIBRARY / "core" / "records.py", path
 
 
 # The rooms of Flower that are public; of each, what its ``__all__`` lists.
@@ -110,58 +104,32 @@ FLOWERS_ROOMS = (
 )
 
 
-def flowers_private_names(path):
+def test_what_flower_does_not_make_public_is_imported_in_one_place():
+    home = LIBRARY / "core" / "flower.py"
     public = {f"{room}.{name}" for room in FLOWERS_ROOMS for name in import_module(room).__all__}
-    names = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names += [f"{node.module}.{alias.name}" for alias in node.names]
-    return [name for name in names if name.split(".")[0] == "flwr" and name not in public]
+    for path, tree in TREES.items():
+        private = {n for n in imports(tree) if n.split(".")[0] == "flwr"} - public
+        assert bool(private) == (path == home), path
+    others = "\n".join(path.read_text() for path in EVERYTHING if path != home)
+    for name in import_module("gems_flwr.core.flower").__all__:
+        assert re.search(rf"\b{name}\b", others), f"{name} is taken from Flower and not used"
 
 
-@pytest.mark.parametrize("path", EVERYTHING, ids=lambda p: str(p.relative_to(ROOT)))
-def test_what_flower_does_not_make_public_is_imported_in_one_place(path):
-    """And its messages are numbered there alone, for which there is no public way either."""
-    private = flowers_private_names(path)
-    if path == LIBRARY / "runtime" / "flower_internals.py":
-        assert private
-    else:
-        assert private == []
-        assert '_message_id"' not in path.read_text()
-
-
-def test_what_is_taken_from_flowers_insides_is_there_and_used():
-    internals = import_module("gems_flwr.runtime.flower_internals")
-    users = [p.read_text() for p in EVERYTHING if p.stem != "flower_internals"]
-    for name in internals.__all__:
-        assert hasattr(internals, name)
-        assert any(re.search(rf"\b{name}\b", text) for text in users), name
-
-
-_ASKS = re.compile(
-    r"torch\.(cuda|mps|xpu|backends\.mps|accelerator)\."
-    r"|torch_xla\b.*\(|import torch_xla|torch\.device\(['\"](?!cpu)"
-)
-
-
-@pytest.mark.parametrize("path", EVERYTHING, ids=lambda p: str(p.relative_to(ROOT)))
-def test_one_module_decides_on_devices(path):
-    """Nobody else asks PyTorch what there is, nor names another device than the CPU."""
-    text = path.read_text()
-    if path != LIBRARY / "devices.py":
-        assert not _ASKS.search(text)
-
-
-def test_the_module_that_decides_on_devices_asks():
-    assert _ASKS.search((LIBRARY / "devices.py").read_text())
+def test_one_module_decides_on_devices():
+    """No other one asks PyTorch what there is, nor names another device than the CPU."""
+    asks = re.compile(
+        r"torch\.(cuda|mps|xpu|backends\.mps|accelerator)\."
+        r"|torch_xla\b.*\(|import torch_xla|torch\.device\(['\"](?!cpu)"
+    )
+    assert [path for path in EVERYTHING if asks.search(path.read_text())] == [
+        LIBRARY / "devices.py"
+    ]
 
 
 def test_nothing_unpickles():
-    for path in EVERYTHING:
+    for path, tree in TREES.items():
+        assert not {n.split(".")[0] for n in imports(tree)} & {"pickle", "dill", "joblib"}, path
         text = path.read_text()
-        assert not {n.split(".")[0] for n in imports(path)} & {"pickle", "dill", "joblib"}, path
         assert "torch.load" not in text, path
         assert "allow_pickle=True" not in text, path
 
@@ -172,66 +140,34 @@ def test_the_strategies_folder_of_the_top_level_is_the_librarys():
     assert link.resolve() == (LIBRARY / "strategies").resolve()
 
 
-def test_no_two_modules_have_the_same_name():
-    homes = defaultdict(list)
+def test_a_rooms_face_lists_what_can_be_imported_from_it():
     for path in EVERYTHING:
-        if not path.stem.startswith("__"):
-            homes[path.stem].append(str(path.relative_to(ROOT)))
-    assert not {name: paths for name, paths in homes.items() if len(paths) > 1}
+        if path.name == "__init__.py":
+            room = import_module(dotted(path))
+            for name in getattr(room, "__all__", ()):
+                assert hasattr(room, name), f"{dotted(path)}.{name}"
 
 
-# Rooms whose own name is where their contents are imported from.
-SHOP_WINDOWS = {
-    "gems_flwr",
-    "gems_flwr.strategies",
-    "simulations.data",
-    "simulations.partitions",
-}
-
-
-@pytest.mark.parametrize(
-    "path", [p for p in EVERYTHING if p.name == "__init__.py"], ids=lambda p: dotted(p)
-)
-def test_a_room_is_a_docstring_and_things_are_imported_from_where_they_are_defined(path):
-    if dotted(path) in SHOP_WINDOWS:
-        pytest.skip("a list of names")
-    tree = ast.parse(path.read_text())
-    assert ast.get_docstring(tree)
-    assert len(tree.body) == 1
-
-
-def strategies_in(path):
-    from gems_flwr import strategies
-
-    tree = ast.parse(path.read_text())
-    classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
-    return classes & set(strategies.__all__), classes - set(strategies.__all__)
-
-
-def test_the_room_of_strategies_holds_one_strategy_per_file_and_nothing_else():
-    from gems_flwr import strategies
-
-    found = []
-    for path in (LIBRARY / "strategies").glob("*.py"):
-        if path.name != "__init__.py":
-            own, others = strategies_in(path)
-            assert len(own) == 1, path
-            assert not {name for name in others if not name.startswith("_")}, path
-            found += own
-    # A strategy with files of its own has a room, and one of the files is called like the room.
-    for room in (p for p in (LIBRARY / "strategies").iterdir() if (p / "__init__.py").exists()):
-        own = [name for path in room.glob("*.py") for name in strategies_in(path)[0]]
-        assert own, room
-        assert strategies_in(room / f"{room.name}.py")[0] == set(own)
-        found += own
-    assert sorted(found) == sorted(strategies.__all__)
+# In one process, since torch and Flower take long: only ours are forgotten before each import.
+IMPORT_EACH = """
+import importlib, json, sys
+failed = {}
+for name in sys.argv[1:]:
+    for other in list(sys.modules):
+        if other.split(".")[0] in ("gems_flwr", "simulations"):
+            del sys.modules[other]
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        failed[name] = repr(error)
+print(json.dumps(failed))
+"""
 
 
 def test_every_module_can_be_imported_first():
     """What another module has imported before cannot help: a cycle of imports shows."""
-    script = ROOT / "tests" / "helpers" / "import_each.py"
     done = subprocess.run(
-        [sys.executable, script, *map(dotted, EVERYTHING)],
+        [sys.executable, "-c", IMPORT_EACH, *map(dotted, EVERYTHING)],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -241,57 +177,30 @@ def test_every_module_can_be_imported_first():
     assert json.loads(done.stdout.splitlines()[-1]) == {}
 
 
-# What a user can set is refused by an error that the commands know; see `errors.OptionError`.
-@pytest.mark.parametrize(
-    "path",
-    [
-        *modules(LIBRARY / "strategies"),
-        *modules(LIBRARY / "networks"),
-        LIBRARY / "server" / "settings.py",
-        LIBRARY / "server" / "stopping.py",
-        LIBRARY / "client" / "limits.py",
-        LIBRARY / "server" / "gems_options.py",
-        LIBRARY / "wire" / "requests.py",
-        LIBRARY / "wire" / "space_requests.py",
-    ],
-    ids=lambda p: str(p.relative_to(ROOT)),
-)
-def test_what_a_user_gets_wrong_is_an_error_of_ours(path):
-    raised = {
-        node.exc.func.id
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Raise)
-        and isinstance(node.exc, ast.Call)
-        and isinstance(node.exc.func, ast.Name)
-    }
-    assert not raised & {"ValueError", "TypeError", "Exception", "RuntimeError"}
-
-
-# --- the tests mirror the rooms ---------------------------------------------------------------
-
-TESTS = ROOT / "tests"
-# What no single room answers for.
-WHOLE = {"battery", "deployment", "device", "simulations"}
-NO_TESTS = {"helpers", "artifacts"}
-
-
-def rooms(folder):
-    return {path.name for path in folder.iterdir() if path.is_dir() and list(path.glob("*.py"))}
+def test_what_a_user_gets_wrong_is_an_error_that_the_commands_know():
+    """See `errors.OptionError`; elsewhere a ValueError is about arrays, and becomes one of ours."""
+    for path in modules(LIBRARY):
+        room = path.relative_to(LIBRARY).parts[0]
+        if room in ("stages", "tools") or path.parent == LIBRARY / "strategies":
+            raised = {
+                ast.unparse(node.exc.func)
+                for node in ast.walk(TREES[path])
+                if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)
+            }
+            assert not raised & {"ValueError", "TypeError", "Exception", "RuntimeError"}, path
 
 
 def test_every_room_has_a_folder_of_tests_and_every_folder_of_tests_a_room():
     tested = {path.parent.name for path in TESTS.rglob("test_*.py") if path.parent != TESTS}
-    assert rooms(LIBRARY) <= tested
-    assert tested - rooms(LIBRARY) <= WHOLE | rooms(ROOT / "simulations")
-    assert not tested & NO_TESTS
+    rooms = {path.parent.name for path in LIBRARY.glob("*/*.py")}
+    assert rooms <= tested
+    assert tested <= rooms | WHOLE | {path.stem for path in LIBRARY.glob("*.py")}
 
 
-@pytest.mark.parametrize("path", modules(TESTS), ids=lambda p: str(p.relative_to(TESTS)))
-def test_no_test_imports_from_another(path):
+def test_no_test_imports_from_another_and_no_two_have_one_name():
     """What tests share lies in ``tests/helpers`` and ``conftest.py``."""
-    assert not [name for name in imports(path) if name.split(".")[0].startswith("test")]
-
-
-def test_no_two_modules_of_tests_have_one_name():
-    names = [path.name for path in modules(TESTS)]
-    assert len(names) == len(set(names))
+    paths = modules(TESTS)
+    for path in paths:
+        used = imports(ast.parse(path.read_text()))
+        assert not [name for name in used if name.split(".")[0].startswith("test")], path
+    assert len({path.name for path in paths}) == len(paths)

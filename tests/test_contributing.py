@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 TITLES = re.findall(r"\n### (… .+)\n", TEXT)
-MOST_FILES = 3
+MOST_FILES = 5
 
 
 def section(title):
@@ -83,8 +83,8 @@ def result(tmp_path):
     return result
 
 
-def test_each_addition_takes_three_files_at_most():
-    assert {"… a strategy", "… a data set", "… a partition", "… a stop rule"} <= set(TITLES)
+def test_each_addition_takes_a_few_files():
+    assert {"… a strategy", "… a data set", "… a partition"} <= set(TITLES)
     for title in TITLES:
         files = {path for _, path, _ in blocks_in(section(title))}
         assert 1 <= len(files) <= MOST_FILES, title
@@ -141,45 +141,8 @@ def test_a_partition_is_added_as_described(try_out, result):
 
 
 @pytest.mark.slow
-def test_a_stop_rule_is_added_as_described(try_out, result):
-    try_out("… a stop rule")
-    found, _ = result()
-    assert found["rounds"] < 50
-    assert found["bytes_up"] >= 40_000
-    # The round before had not spent it.
-    assert found["bytes_up"] * (found["rounds"] - 1) / found["rounds"] < 40_000
-
-
-@pytest.mark.slow
-def test_a_space_is_added_as_described(try_out, result):
-    try_out("… a space")
-    found, _ = result()
-    # Boxes of that width around layers that began alike have points in common.
-    assert found["details"]["status"] == "feasible"
-    assert found["accuracy"] > 0.5
-
-
-@pytest.mark.slow
-def test_a_sampling_rule_is_added_as_described(try_out, result):
-    try_out("… a sampling rule")
-    found, _ = result()
-    assert found["rounds"] == 3
-    assert found["details"]["sampling"] == "data"
-
-
-@pytest.mark.slow
-def test_an_experiment_is_added_as_described(try_out, tmp_path):
-    said = try_out("… an experiment")
-    (path,) = tmp_path.glob("runs/**/node-sizes.json")
-    sizes = json.loads(path.read_text())
-    # Node k gets a share in proportion to 1 / (k + 1).
-    assert sizes == sorted(sizes, reverse=True)
-    assert str(sizes) in said
-
-
-@pytest.mark.slow
-def test_a_report_column_is_added_as_described(try_out):
-    said = try_out("… a report column")
-    # Two rounds, five nodes, a message and an answer each.
-    assert "messages" in said
-    assert "20" in said
+def test_a_stage_its_question_and_a_limit_are_added_as_described(try_out):
+    """Of 20 held-out samples, 40 to 59 modulo 3: 6, 7 and 7; the other node's limit refuses."""
+    said = try_out("… a stage with its question and a limit")
+    assert "{'0': [6, 7, 7]}" in said
+    assert "allow_scores" in said

@@ -23,8 +23,7 @@ from helpers_examples import (
 from helpers_flower_home import flower_of_its_own
 from helpers_patience import HANG_SECONDS
 
-from gems_flwr.__main__ import main as command_line
-from gems_flwr.runtime.flower_cli import FlowerCli
+from gems_flwr.tools.submit import FlowerCli
 
 # A line on the server, one on the client, and what stands in a handler; imports come on top.
 CHANGES = {
@@ -149,19 +148,3 @@ def test_every_example_runs_under_flwr_run_without_a_traceback(app, flower):
     assert seen.tracebacks == 0
     assert str(folder / app) in seen.log
     assert (seen.logged_bytes is None) == (app in ORDINARY)
-
-
-@pytest.mark.parametrize("app", [pytest.param("sklearn", marks=under_flower)])
-def test_a_submitted_app_writes_below_its_own_folder(app, flower, tmp_path, monkeypatch, capfd):
-    """It knows nothing of this library, and the SuperLink was started somewhere else."""
-    flwr, _ = flower
-    shutil.copytree(EXAMPLES / app, tmp_path / app)
-    for name, value in flwr.environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(flwr.folder)
-    assert command_line(["submit", str(tmp_path / app), *in_simulation(app)]) == 0
-    assert (tmp_path / app / "runs" / "final_model.npz").is_file()
-    said = capfd.readouterr().out
-    assert f"results will be below {tmp_path / app}/runs/" in said
-    assert f"Saving the model in {tmp_path / app}/runs" in said
-    assert list(flwr.folder.iterdir()) == []

@@ -79,7 +79,7 @@ def test_the_sdist_holds_what_the_wheel_is_made_from_and_no_more(published):
         for path in (ROOT / folder).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    kinds = (".py", "py.typed", ".yaml", ".csv", ".json")
+    kinds = (".py", "py.typed", ".yaml", ".csv", ".json", ".gz")
     assert here == {name for name in names if name.endswith(kinds)}
 
 
@@ -185,31 +185,9 @@ def call(environment, folder, *command):
     )
 
 
-def test_the_wheel_installs_into_an_empty_environment_and_runs(environment, tmp_path):
-    script = """
-import gems_flwr, numpy as np
-from flwr.app import ArrayRecord, Array, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-from gems_flwr import FedAvg, InProcessGrid
-app = ClientApp()
-@app.train()
-def train(message, context):
-    metrics = MetricRecord({"num-examples": 1})
-    content = RecordDict({"arrays": message.content["arrays"], "metrics": metrics})
-    return Message(content, reply_to=message)
-result = FedAvg(fraction_evaluate=0.0).start(
-    InProcessGrid(app, 2), ArrayRecord({"a": Array(np.ones(2))})
-)
-print(gems_flwr.__file__, result.arrays["a"].numpy().tolist())
-"""
-    done = call(environment, tmp_path, "python", "-I", "-c", script)
-    assert done.returncode == 0, done.stderr
-    assert str(site_of(environment)) in done.stdout
-    assert "[1.0, 1.0]" in done.stdout
-
-
 # An ordinary app, of which the README shows the lines that change.
 APP = """
+import gems_flwr
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -259,30 +237,22 @@ grid, arrays = InProcessGrid(app, 5), ArrayRecord(Net().state_dict())
 {server}
 
 scores = result.details["node_scores"].values()
-print("gems", len(scores), min(scores), result.traffic.bytes_up)
-
-{fedavg}
-
-{metered}
+print(gems_flwr.__file__, len(scores), min(scores), result.traffic.bytes_up)
 """
 
 
 def test_the_readmes_snippets_run_from_the_wheel(environment, tmp_path):
     """Five nodes with two digits each; the model of one round is good for every one of them."""
     text = (ROOT / "README.md").read_text()
-    server, client, fedavg, metered = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    script = APP.format(server=server, client=client, fedavg=fedavg, metered=metered)
-    (tmp_path / "app.py").write_text(script)
+    server, client = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    (tmp_path / "app.py").write_text(APP.format(server=server, client=client))
     done = call(environment, tmp_path, "python", "-I", "app.py")
     assert done.returncode == 0, done.stderr
-    said, counted = done.stdout.splitlines()
-    _, nodes, worst, bytes_up = said.split()
+    place, nodes, worst, bytes_up = done.stdout.split()
+    assert Path(place).parent == site_of(environment) / "gems_flwr"
     assert int(nodes) == 5
     assert float(worst) > 0.75
     assert int(bytes_up) > 0
-    # FedAvg chose half of the nodes, and its state is where it was told.
-    assert counted.startswith("Traffic(")
-    assert (tmp_path / "state").is_dir()
 
 
 def finished(folder):
@@ -316,7 +286,7 @@ def test_without_what_the_extra_brings_the_installed_command_says_so(wheel, tmp_
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
     code = f"import sys; sys.path.append({str(tmp_path)!r}); "
-    code += "from gems_flwr.runtime.ready_simulations import start_simulations as start; "
+    code += "from gems_flwr.tools import start_simulations as start; "
     code += "start('run', [])"
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code],

@@ -1,6 +1,6 @@
 """The coordinator of dynamic averaging, without a network (Kamp et al. 2018, Algorithms 1 and 2).
 
-One round: the nodes that took part report their local condition, violators with their model. The
+The nodes that took part in a round report their local condition, violators with their model. The
 coordinator holds a set of models, and while their mean lies outside the ball of squared radius Δ
 around the reference it asks for more. The mean goes back to exactly the nodes whose models it
 holds; if those are all, it becomes the new reference::
@@ -10,82 +10,114 @@ holds; if those are all, it becomes the new reference::
         balancing = balancing.receive(models_of(names))
     synchronisation = balancing.finish()
 
-Values are frozen and chance comes in as an argument, so a test can drive it for as long as it
-likes. Whatever the options, two things hold after `finish` (Definition 2): the mean of all models
-is what it was, and their divergence is at most Δ. With a robust mean only the second holds, for
-the honest nodes: what a liar has, or says of its distance, is its own business.
+Whatever the options, two things hold after `finish` (Definition 2): the mean of all models is what
+it was, and their divergence is at most Δ. With a robust mean only the second holds, for the honest
+nodes.
 
 Decided here, where the paper is silent:
 
 - The violation counter grows by several at a time, so it is compared with ≥; a node that did not
   take part is neither in the set nor in [m].
 - ``doubling`` asks for 1, 2, 4 … and for all the rest once more than half would be in.
-- ``condition="total"`` is ours. Since the mean minimises the sum of squares, the divergence is at
-  most (1/m)Σ‖f − r‖², for any r. The nodes' squared distances, some bytes each, therefore tell the
-  coordinator that all is well although some local conditions are violated; no model is sent
-  before their mean exceeds Δ.
-- ``order`` decides who is asked first: anyone (the paper's), or by the squared distances that all
-  have reported anyway, those nearest to the reference or those farthest from it.
-- Under a robust rule no average is made of fewer models than outvote the liars, for these may be
-  the first to claim a violation: with f known, of at least `RobustRule.models_needed` (f),
-  otherwise of all. Whoever gave a model gets the average, chosen or not, so that the divergence
-  stays bounded.
+- ``condition="total"`` is ours. The mean minimises the sum of squares, so the divergence is at most
+  (1/m)Σ‖f − r‖² for any r: no model is sent before the mean of the squared distances exceeds Δ.
+- Under a robust rule no average is made of fewer models than outvote the liars, who may be the
+  first to claim a violation. Whoever gave a model gets the average, chosen or not, so that the
+  divergence stays bounded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import numpy as np
 
-from gems_flwr.averaging.distances import squared_distance
-from gems_flwr.averaging.robust_rules import RobustRule
-from gems_flwr.averaging.synchronisation import Coordinator, Synchronisation, combined_floats
+from gems_flwr.averaging.means import squared_distance, with_floats_of
+from gems_flwr.averaging.robust import Combined, RobustRule, combine
 from gems_flwr.errors import OptionError
 from gems_flwr.typing import Arrays
 
 Augmentation = Literal["random", "doubling", "all"]
 Condition = Literal["local", "total"]
-Order = Literal["random", "nearest", "farthest"]
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    """What is kept from round to round: the reference r and the violation counter v."""
+
+    reference: Arrays
+    violations: int = 0
+
+
+@dataclass(frozen=True)
+class Synchronisation:
+    """An averaging of models that live on the nodes: who gets what, and what is kept of it."""
+
+    # For the next round.
+    coordinator: Coordinator
+    # What replaces the models of the receivers, exactly the nodes that gave theirs; None if no
+    # model was sent. If those are all, it is `full`, and the average is the new reference.
+    mean: Combined | None = None
+    receivers: tuple[str, ...] = ()
+    full: bool = False
+
+    @property
+    def average(self) -> Arrays | None:
+        """The mean of the models, if there is one."""
+        return self.mean.arrays if self.mean else None
+
+    def with_average(self, average: Arrays) -> Synchronisation:
+        """Return the same with another average, which is the reference if all nodes get it."""
+        assert self.mean is not None
+        coordinator = self.coordinator
+        if self.full:
+            reference = with_floats_of(coordinator.reference, average)
+            coordinator = replace(coordinator, reference=reference)
+        mean = replace(self.mean, arrays=dict(average))
+        return replace(self, coordinator=coordinator, mean=mean)
+
+    @classmethod
+    def of_models(
+        cls,
+        rule: RobustRule,
+        coordinator: Coordinator,
+        models: Mapping[str, Arrays],
+        weights: Sequence[float],
+        *,
+        full: bool,
+    ) -> Synchronisation:
+        """Average models, by node, at least one."""
+        mean = combined_floats(rule, list(models.values()), weights)
+        return cls(coordinator, mean, tuple(models), full).with_average(mean.arrays)
+
+
+def combined_floats(
+    rule: RobustRule, models: Sequence[Arrays], weights: Sequence[float]
+) -> Combined:
+    """Return the mean by a rule; integer arrays, a node's own business, are the first model's."""
+    combined = combine(rule, models, weights)
+    return replace(combined, arrays=with_floats_of(models[0], combined.arrays))
 
 
 @dataclass(frozen=True)
 class BalancingRule:
-    """How a coordinator decides.
+    """How a coordinator decides."""
 
-    Parameters
-    ----------
-    delta : float
-        Threshold Δ above 0: a squared distance over all parameters.
-    augmentation : {"random", "doubling", "all"}
-        How many more models are asked for at a time: one; 1, 2, 4 …; or all at once.
-    order : {"random", "nearest", "farthest"}
-        Who is asked first.
-    condition : {"local", "total"}
-        Whether every node must be within Δ of the reference, or their mean squared distance.
-    robust : RobustRule
-        What replaces the models; the mean by default.
-    ignore : collection of str
-        Names of floating-point arrays that are no parameters.
-    """
-
+    # Threshold Δ above 0: a squared distance over all parameters.
     delta: float
+    # How many more models are asked for at a time: one; 1, 2, 4 …; or all at once.
     augmentation: Augmentation = "doubling"
-    order: Order = "random"
+    # Whether every node must be within Δ of the reference, or their mean squared distance.
     condition: Condition = "local"
+    # What replaces the models; the mean by default.
     robust: RobustRule = field(default_factory=RobustRule)
-    ignore: Collection[str] = ()
 
     def __post_init__(self) -> None:
         if not 0 < self.delta < float("inf"):
             raise OptionError(f"delta must be a number above 0, got {self.delta}")
-        for name, kinds in (
-            ("augmentation", Augmentation),
-            ("order", Order),
-            ("condition", Condition),
-        ):
+        for name, kinds in (("augmentation", Augmentation), ("condition", Condition)):
             if getattr(self, name) not in get_args(kinds):
                 raise OptionError(
                     f"{name} must be one of {list(get_args(kinds))}, got '{getattr(self, name)}'"
@@ -94,17 +126,11 @@ class BalancingRule:
 
 @dataclass(frozen=True)
 class LocalReport:
-    """What a node says of its model without sending it.
+    """What a node says of its model without sending it."""
 
-    Parameters
-    ----------
-    squared_distance : float
-        ‖f − r‖², over the parameters.
-    weight : float, default 1
-        The node's weight in means, above 0: its samples B_i, or 1 for all.
-    """
-
+    # ‖f − r‖², over the parameters.
     squared_distance: float
+    # The node's weight in means, above 0: its samples B_i, or 1 for all.
     weight: float = 1.0
 
 
@@ -127,19 +153,7 @@ class Balancing:
         reports: Mapping[str, LocalReport],
         violators: Mapping[str, Arrays],
     ) -> Balancing:
-        """Start a round.
-
-        Parameters
-        ----------
-        rule : BalancingRule
-            How to decide.
-        coordinator : Coordinator
-            What the last round left.
-        reports : mapping from str to LocalReport
-            Every node that takes part, in an order that does not depend on arrival.
-        violators : mapping from str to model
-            The models that came with the reports.
-        """
+        """Start a round; the models of `violators` came with the `reports` of all who take part."""
         violations = coordinator.violations + len(violators)
         full = bool(violators) and violations >= len(reports)
         return cls(
@@ -157,12 +171,11 @@ class Balancing:
             return ()
         if self.must_be_full or self.rule.augmentation == "all":
             return tuple(rest)
-        wanted = 2**self.requests if self.rule.augmentation == "doubling" else 1
-        if self.rule.augmentation == "doubling" and (
-            2 * (len(self.held) + wanted) > len(self.reports)
-        ):
+        doubling = self.rule.augmentation == "doubling"
+        wanted = 2**self.requests if doubling else 1
+        if doubling and 2 * (len(self.held) + wanted) > len(self.reports):
             return tuple(rest)
-        return tuple(self._in_order(rest, rng)[:wanted])
+        return tuple(rest[i] for i in rng.permutation(len(rest))[:wanted])
 
     def receive(self, models: Mapping[str, Arrays], lost: Collection[str] = ()) -> Balancing:
         """Return the round with more models; nodes that could not be reached are out of it."""
@@ -177,22 +190,19 @@ class Balancing:
         """Return who gets which model, and the coordinator for the next round."""
         if not self.held:
             return Synchronisation(self.coordinator)
-        names = self._holders()
-        return Synchronisation.of_models(
-            self.rule.robust,
-            self.coordinator,
-            {name: self.held[name] for name in names},
-            [self.reports[name].weight for name in names],
-            full=len(self.held) == len(self.reports),
-        )
+        full = len(self.held) == len(self.reports)
+        robust, coordinator = self.rule.robust, self.coordinator
+        return Synchronisation.of_models(robust, coordinator, *self._models(), full=full)
 
     def _is_settled(self) -> bool:
-        if self.must_be_full or 0 < len(self.held) < self.rule.robust.least_models(
-            len(self.reports)
-        ):
+        least = self.rule.robust.least_models(len(self.reports))
+        if self.must_be_full or 0 < len(self.held) < least:
             return False
-        rule, reference = self.rule, self.coordinator.reference
-        moved = squared_distance(self._average(), reference, rule.ignore) if self.held else 0.0
+        rule, moved = self.rule, 0.0
+        if self.held:
+            models, weights = self._models()
+            average = combined_floats(rule.robust, list(models.values()), weights).arrays
+            moved = squared_distance(average, self.coordinator.reference)
         if rule.condition == "local":
             return moved <= rule.delta
         total = sum(report.weight for report in self.reports.values())
@@ -202,21 +212,7 @@ class Balancing:
         )
         return after <= rule.delta
 
-    def _in_order(self, names: list[str], rng: np.random.Generator) -> list[str]:
-        # Shuffled first, so that equal distances are in no particular order either.
-        shuffled = [names[i] for i in rng.permutation(len(names))]
-        if self.rule.order == "random":
-            return shuffled
-        sign = 1 if self.rule.order == "nearest" else -1
-        return sorted(shuffled, key=lambda name: sign * self.reports[name].squared_distance)
-
-    def _holders(self) -> tuple[str, ...]:
-        return tuple(name for name in self.reports if name in self.held)
-
-    def _average(self) -> Arrays:
-        names = self._holders()
-        return combined_floats(
-            self.rule.robust,
-            [self.held[name] for name in names],
-            [self.reports[name].weight for name in names],
-        ).arrays
+    def _models(self) -> tuple[dict[str, Arrays], list[float]]:
+        """Return the models that are here and their weights, in the order of the reports."""
+        models = {name: self.held[name] for name in self.reports if name in self.held}
+        return models, [self.reports[name].weight for name in models]

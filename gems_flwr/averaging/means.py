@@ -1,4 +1,4 @@
-"""Weighted means of models and of metrics."""
+"""Weighted means of models (mappings from names to arrays) and of metrics; distances of models."""
 
 from __future__ import annotations
 
@@ -11,37 +11,26 @@ from gems_flwr.typing import Arrays, Metrics
 
 
 def weighted_mean(models: Sequence[Arrays], weights: Sequence[float]) -> dict[str, NDArray]:
-    """Return the weighted mean of models, array by array.
+    """Return the weighted mean of models with the same names and shapes, array by array.
 
-    Floating-point arrays are summed in their own precision in the order given, with the
-    weights normalised first: bit for bit what Flower's FedAvg computes. Integer and boolean
-    arrays (batch-norm counters, masks) keep their dtype: their mean is rounded to the nearest
-    integer, where Flower's becomes a float that the model cannot load back.
-
-    Parameters
-    ----------
-    models : sequence of mappings from str to ndarray
-        At least one model; all with the same names and shapes.
-    weights : sequence of float
-        One non-negative weight per model, with a positive sum.
-
-    Returns
-    -------
-    dict of str to ndarray
-        New arrays, with the dtypes of the first model.
+    Floating-point arrays are summed in their own precision in the order given, with the weights (at
+    least 0, of a positive sum) normalised first: bit for bit what Flower's FedAvg computes. Integer
+    and boolean arrays (batch-norm counters, masks) keep their dtype: their mean is rounded to the
+    nearest integer, where Flower's becomes a float that the model cannot load back.
     """
-    if not models:
-        raise ValueError("weighted_mean needs at least one model")
-    if len(models) != len(weights):
-        raise ValueError(f"got {len(models)} models but {len(weights)} weights")
+    if not models or len(models) != len(weights):
+        raise ValueError(
+            f"expected a weight for each of at least one model, got {len(models)} "
+            f"models and {len(weights)} weights"
+        )
     total = sum(weights)
     if not (np.isfinite(total) and total > 0 and min(weights) >= 0):
         raise ValueError(f"weights must be >= 0 with a positive finite sum, got {list(weights)}")
-    names = models[0].keys()
     for position, model in enumerate(models):
-        if model.keys() != names:
-            raise ValueError(f"model {position} has arrays {sorted(model)}, not {sorted(names)}")
-
+        if model.keys() != models[0].keys():
+            raise ValueError(
+                f"model {position} has arrays {sorted(model)}, not {sorted(models[0])}"
+            )
     return weighted_sum(models, [weight / total for weight in weights])
 
 
@@ -59,23 +48,30 @@ def _summed(arrays: Sequence[NDArray], factors: Sequence[float]) -> NDArray:
         else:
             total += array * factor
     dtype = arrays[0].dtype
-    if dtype.kind in "iub":
-        return np.rint(total).astype(dtype)
+    return np.rint(total).astype(dtype) if dtype.kind in "iub" else total
+
+
+# Floating-point arrays that are no parameters, by how torch calls those of normalisation layers.
+BUFFERS = ("running_mean", "running_var")
+
+
+def squared_distance(one: Arrays, other: Arrays) -> float:
+    """Return ‖one − other‖² over all parameters, summed in double precision (Kamp et al. 2018).
+
+    Integer arrays and `BUFFERS` do not count. Both models have the same names and shapes.
+    """
+    total = 0.0
+    for name, array in one.items():
+        if array.dtype.kind == "f" and not name.endswith(BUFFERS):
+            gap = np.subtract(array, other[name], dtype=np.float64).ravel()
+            total += float(gap @ gap)
     return total
 
 
 def mean_metrics(
     metrics: Sequence[Metrics], weights: Sequence[float]
 ) -> dict[str, float | list[float]]:
-    """Return the weighted mean of those metrics that all have, of lists number by number.
-
-    Parameters
-    ----------
-    metrics : sequence of mappings from str to float or list of float
-        At least one.
-    weights : sequence of float
-        One positive weight for each.
-    """
+    """Return the weighted mean of those metrics that all have, of lists number by number."""
     total = sum(weights)
     shares = [weight / total for weight in weights]
     means: dict[str, float | list[float]] = {}
@@ -99,11 +95,7 @@ def metric_form(value: float | list[int] | list[float] | None) -> str:
 
 
 def with_floats_of(model: Arrays, average: Arrays) -> dict[str, NDArray]:
-    """Return `model` with its floating-point arrays replaced by those of `average`.
-
-    Integer arrays (batch-norm counters) are a node's own business: they count what this node
-    has seen, and a mean of counts says nothing.
-    """
+    """Return `model` with the floating-point arrays of `average`; counters are the model's own."""
     return {
         name: np.asarray(average[name]) if array.dtype.kind == "f" else array
         for name, array in model.items()

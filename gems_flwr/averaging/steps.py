@@ -9,13 +9,10 @@ coefficient, d_i its share of the data and h_i an old update of its that is stil
 The second estimates the full update Σ d_i U_i without bias if c_i = d_i / p_i, whatever β_i and h_i
 are, as long as they are fixed before the draw; its variance is that of U_i − β_i h_i.
 
-- FedVARP (Jhunjhunwala et al. 2022): uniform sampling, β = 1.
-- MIFA (Gu et al. 2021): c_i = d_i, β = 1. What is applied is then Σ_all d_i × the last update known
-  of client i, which is biased, and does not vary much.
-- GVR* of the slides: sampling by the norm of U_i − β_i h_i, with the β that makes it smallest,
-  ⟨U_i, h_i⟩ / ‖h_i‖².
-- SCAFFOLD (Karimireddy et al. 2020) corrects local steps by c − c_i instead; the server's c moves
-  with the clients' c_i: `moved_control`.
+FedVARP (Jhunjhunwala et al. 2022) has β = 1; MIFA (Gu et al. 2021) c_i = d_i and β = 1, which is
+biased, and does not vary much; GVR* of the CMU 18-786 slides the β that makes U_i − β_i h_i
+smallest. SCAFFOLD (Karimireddy et al. 2020) corrects local steps by c − c_i instead, where the
+server's c moves with the clients' c_i: `moved_control`.
 """
 
 from __future__ import annotations
@@ -81,16 +78,8 @@ def remembered(
 ) -> Vector | None:
     """Return Σ (d_i − c_i) β_i h_i, which control variates add to the plain step.
 
-    Parameters
-    ----------
-    shares : mapping from client to float
-        d_i of all clients; the order of summation.
-    coefficients : mapping from client to float
-        c_i of those that delivered.
-    old : mapping from client to vector
-        h_i where there is one.
-    betas : mapping from client to float, optional
-        β_i, 1 if not given; 0 for a client that is not in it.
+    By client: d_i of all, in the order of summation; c_i of those that delivered; h_i where there
+    is one; β_i, 1 if left out, 0 for who is not in it.
     """
     total: Vector | None = None
     for client, share in shares.items():
@@ -105,17 +94,7 @@ def remembered(
 def moved_control(
     control: Vector, changes: Mapping[str, Vector], shares: Mapping[str, float]
 ) -> Vector:
-    """Return SCAFFOLD's c + Σ d_i (change of c_i): c stays Σ d_i c_i over all clients.
-
-    Parameters
-    ----------
-    control : vector
-        c; its dtype is kept.
-    changes : mapping from client to vector
-        How c_i has changed, of those that delivered; the order of summation.
-    shares : mapping from client to float
-        d_i of at least those clients.
-    """
+    """Return SCAFFOLD's c + Σ d_i (change of c_i): c stays Σ d_i c_i over all clients."""
     total = control.astype(np.float64)
     for client, change in changes.items():
         total += shares[client] * change.astype(np.float64)
@@ -128,21 +107,11 @@ def stepped(
     coefficients: Sequence[float],
     extra: Vector | None = None,
 ) -> dict[str, NDArray]:
-    """Return w − Σ c_i (w − w_i) − extra.
+    """Return w − Σ c_i (w − w_i) − extra: w is `model`, w_i `trained`, in the order of summation.
 
-    Computed as (1 − Σ c_i) w + Σ c_i w_i: if the coefficients sum to 1 it is a weighted mean, bit
-    for bit that of `weighted_mean`. Integer arrays become the weighted mean of the clients'.
-
-    Parameters
-    ----------
-    model : mapping from str to ndarray
-        w.
-    trained : sequence of mappings
-        w_i, in the order of summation; may be empty.
-    coefficients : sequence of float
-        c_i ≥ 0.
-    extra : vector, optional
-        What control variates add; see `remembered`.
+    Computed as (1 − Σ c_i) w + Σ c_i w_i: if the coefficients c_i ≥ 0 sum to 1 it is a weighted
+    mean, bit for bit that of `weighted_mean`. Integer arrays become the weighted mean of the
+    clients'. `extra` is what control variates add (see `remembered`).
     """
     used = [(a, c) for a, c in zip(trained, coefficients, strict=True) if c > 0]
     if not used:

@@ -3,33 +3,35 @@
 A filter of a convolution is a neuron whose inputs are the patches under the kernel: every patch
 of every image is one row. There are too many to keep, so a seeded choice of them is read.
 
-Decided here: the layers' order is the state dict's, checked by running the model once, and the
-activation is the first one that the model runs behind the layer. Pooling before or after a
-monotone activation makes no difference to a neuron, dropout does not run in evaluation mode. A
-model that calls its activation as a function shows no module; it is then the one that the caller
-names.
+The layers' order is the state dict's, checked by running the model once. The activation is the
+first one that the model runs behind the layer, or the one that the caller names where the model
+calls it as a function; pooling before or after it makes no difference to a neuron. An activation
+that is not monotone (GELU, SiLU) or not known is an error, as `gems_flwr.neurons` rests on it.
 """
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from gems_flwr.devices import chosen_device
 from gems_flwr.errors import ModelError
 from gems_flwr.networks.inputs import Data, batches, watch
-from gems_flwr.networks.layers import weight_layers
-from gems_flwr.networks.patches import check_convolution, image_chunks, patches_of
-from gems_flwr.networks.surgery import resize_model
-from gems_flwr.radii.activations import Activation, activation_of
-from gems_flwr.radii.neuron_data import draw_rows
+from gems_flwr.networks.layers import resize_model, weight_layers
 from gems_flwr.typing import Arrays
 
+Function = Callable[[Tensor], Tensor]
+# Of all patches that are looked at together: those of all images would not fit.
+CHUNK_VALUES = 16 * 2**20
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class NeuronInputs:
+
+class NeuronInputs(NamedTuple):
     """What the neurons of one layer see, of shape (rows, inputs), and their activation."""
 
     rows: Tensor
@@ -47,67 +49,31 @@ def read_neuron_inputs(
     activation: nn.Module | None = None,
     device: str | torch.device = "cpu",
 ) -> NeuronInputs:
-    """Return the inputs of a hidden layer.
+    """Return the inputs of the hidden layer `index` of a network, and its activation.
 
-    Parameters
-    ----------
-    model : torch.nn.Module
-        The architecture, a chain of linear and convolutional layers; its widths are made those
-        of the arrays.
-    arrays : mapping from str to ndarray
-        The network.
-    index : int
-        Which layer, from 0.
-    data : pair of arrays, or iterable of batches
-        See `gems_flwr.networks.inputs.batches`.
-    max_rows : int
-        Rows to return at most: of all samples, or of all patches.
-    seed : int
-        Source of the choice.
-    activation : torch.nn.Module, optional
-        What follows the layer where no module shows it; ReLU by default.
-    device : str or torch.device
-        Where the model runs, batch by batch; the rows come back.
-
-    Raises
-    ------
-    ModelError
-        If the model is no such chain, or there is no data.
+    The model gets the arrays' widths and runs on the device, batch by batch. Of all samples or
+    patches at most `max_rows` are returned, chosen by the seed. `activation` follows the layer
+    where no module shows one; ReLU by default.
     """
     model = resize_model(model, arrays).eval().to(chosen_device(device))
-    layers = weight_layers(arrays)
-    name = layers[index].name
-    module = dict(model.named_modules())[name]
+    names = [layer.name for layer in weight_layers(arrays)]
+    module = dict(model.named_modules())[names[index]]
     if not isinstance(module, nn.Linear | nn.Conv2d):
         raise ModelError(
-            f"layer '{name}' is a {type(module).__name__}, not linear or convolutional"
+            f"layer '{names[index]}' is a {type(module).__name__}, not linear or convolutional"
         )
     seen: list[Tensor] = []
     found: Activation | None = None
     for x, _ in batches(data):
         if not seen:
-            found = _checked_chain(model, x[:2], [layer.name for layer in layers], index)
-        seen.append(watch(model, x, [name])[0].inputs.cpu())
+            found = _checked_chain(model, x[:2], names, index)
+        seen.append(watch(model, x, [names[index]])[0].inputs.cpu())
     if not seen:
         raise ModelError("there is no data to build a space on")
-    inputs = torch.cat(seen)
-    rows = _rows(module, inputs, max_rows, seed)
-    return NeuronInputs(rows, found or _fallback(activation))
-
-
-def activation_behind(
-    model: nn.Module, sample: Tensor, arrays: Arrays, index: int, activation: nn.Module | None
-) -> Activation:
-    """Return the activation behind a hidden layer; where no module shows it, the one given."""
-    names = [layer.name for layer in weight_layers(arrays)]
-    return _checked_chain(model, sample[:2], names, index) or _fallback(activation)
-
-
-def _fallback(activation: nn.Module | None) -> Activation:
-    known = activation_of(activation or nn.ReLU())
-    if known is None:
+    found = found or activation_of(activation or nn.ReLU())
+    if found is None:
         raise ModelError(f"{activation} is no activation")
-    return known
+    return NeuronInputs(_rows(module, torch.cat(seen), max_rows, seed), found)
 
 
 def _checked_chain(model: nn.Module, x: Tensor, names: list[str], index: int) -> Activation | None:
@@ -118,22 +84,20 @@ def _checked_chain(model: nn.Module, x: Tensor, names: list[str], index: int) ->
     ran = [name for name in steps if name in names]
     if ran != names:
         raise ModelError(f"the model runs its layers as {ran}, its weights are ordered {names}")
-    behind = steps[steps.index(names[index]) + 1 :]
-    for name in behind:
+    for name in steps[steps.index(names[index]) + 1 :]:
         if name in names:
             break
-        found = activation_of(modules[name])
-        if found is not None:
+        if (found := activation_of(modules[name])) is not None:
             return found
     return None
 
 
 def _rows(module: nn.Linear | nn.Conv2d, inputs: Tensor, max_rows: int, seed: int) -> Tensor:
     if isinstance(module, nn.Linear):
-        return draw_rows(inputs.reshape(-1, inputs.shape[-1]), max_rows, seed)
+        return _draw_rows(inputs.reshape(-1, inputs.shape[-1]), max_rows, seed)
     check_convolution(module)
     positions = patches_of(module, inputs[:1]).shape[1]
-    chosen = draw_rows(torch.arange(len(inputs) * positions), max_rows, seed).to(inputs.device)
+    chosen = _draw_rows(torch.arange(len(inputs) * positions), max_rows, seed)
     image, position = chosen // positions, chosen % positions
     parts = []
     for part in image_chunks(module, inputs):
@@ -142,3 +106,108 @@ def _rows(module: nn.Linear | nn.Conv2d, inputs: Tensor, max_rows: int, seed: in
             patches = patches_of(module, inputs[part])
             parts.append(patches[image[mine] - part.start, position[mine]])
     return torch.cat(parts)
+
+
+def _draw_rows(inputs: Tensor, most: int, seed: int) -> Tensor:
+    """Return at most so many rows, in their order, drawn without putting any back."""
+    if len(inputs) <= most:
+        return inputs
+    generator = torch.Generator().manual_seed(seed % 2**63)
+    return inputs[torch.randperm(len(inputs), generator=generator)[:most].sort().values]
+
+
+# --- patches ------------------------------------------------------------------------------------
+
+
+def check_convolution(module: nn.Conv2d) -> None:
+    """Refuse a convolution whose filters do not all see the same plain patches."""
+    plain = module.padding_mode == "zeros" and not isinstance(module.padding, str)
+    if module.groups != 1 or not plain:
+        raise ModelError("only convolutions without groups and with plain zero padding are known")
+
+
+def patches_of(module: nn.Conv2d, images: Tensor) -> Tensor:
+    """Return the patches of images, shape (images, positions, weights of a filter)."""
+    assert not isinstance(module.padding, str)
+    patches: Tensor = F.unfold(
+        images, module.kernel_size, module.dilation, module.padding, module.stride
+    )
+    return patches.transpose(1, 2)
+
+
+def image_chunks(module: nn.Conv2d, images: Tensor) -> Iterator[slice]:
+    """Yield parts of many images whose patches fit into memory together."""
+    positions, width = patches_of(module, images[:1]).shape[1:]
+    step = max(1, CHUNK_VALUES // (positions * width))
+    for start in range(0, len(images), step):
+        yield slice(start, start + step)
+
+
+# --- activations --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Activation:
+    """A non-decreasing function g applied to each neuron's output."""
+
+    function: Function
+    # A constant with |g(a) - g(b)| <= lipschitz * |a - b|.
+    lipschitz: float = 1.0
+    # Slope below 0 of an activation that is the identity above 0 and linear below it. Along a ray
+    # the squared deviation is then piecewise quadratic, and is solved, not searched.
+    below: float | None = None
+
+    def slope(self, values: Tensor) -> Tensor:
+        """Return g' at each value."""
+        if self.below is not None:
+            return torch.where(values > 0, 1.0, self.below).to(values)
+        with torch.enable_grad():
+            at = values.detach().requires_grad_()
+            return torch.autograd.grad(self.function(at).sum(), at)[0]
+
+
+def _leaky(m: nn.LeakyReLU) -> Activation | None:
+    slope = float(m.negative_slope)
+    function = partial(F.leaky_relu, negative_slope=slope)
+    return Activation(function, max(1.0, slope), slope) if slope >= 0 else None
+
+
+def _elu(m: nn.ELU) -> Activation | None:
+    alpha = float(m.alpha)
+    return Activation(partial(F.elu, alpha=alpha), max(1.0, alpha)) if alpha >= 0 else None
+
+
+def _softplus(m: nn.Softplus) -> Activation | None:
+    # Where PyTorch goes over to the identity the function falls by exp(-threshold) / beta.
+    rises = m.beta > 0 and m.threshold >= 15
+    return Activation(partial(F.softplus, beta=m.beta, threshold=m.threshold)) if rises else None
+
+
+# By the exact type; None where a parameter makes the function fall.
+_KNOWN: dict[type[nn.Module], Callable[[Any], Activation | None]] = {
+    nn.ReLU: lambda _: Activation(torch.relu, below=0.0),
+    nn.LeakyReLU: _leaky,
+    nn.Identity: lambda _: Activation(lambda a: a, below=1.0),
+    nn.Tanh: lambda _: Activation(torch.tanh),
+    nn.Sigmoid: lambda _: Activation(torch.sigmoid, 0.25),
+    nn.ReLU6: lambda _: Activation(F.relu6),
+    nn.Hardtanh: lambda m: Activation(partial(F.hardtanh, min_val=m.min_val, max_val=m.max_val)),
+    nn.ELU: _elu,
+    nn.Softplus: _softplus,
+}
+# In PyTorch's file of activations, but of all neurons at once.
+_JOINT = (nn.Softmax, nn.Softmin, nn.LogSoftmax, nn.Softmax2d, nn.MultiheadAttention)
+
+
+def activation_of(module: nn.Module) -> Activation | None:
+    """Return the activation that a module computes, or None if it is no activation."""
+    kind = type(module)
+    found = _KNOWN[kind](module) if kind in _KNOWN else None
+    if found is not None:
+        return found
+    if kind not in _KNOWN and (kind.__module__ != nn.ReLU.__module__ or kind in _JOINT):
+        return None
+    raise ModelError(
+        f"activation: a neuron's deviation must be monotone along a ray, which is known of "
+        f"{sorted(each.__name__ for each in _KNOWN)}, got {module}"
+    )

@@ -1,14 +1,16 @@
-"""The inputs of a model's linear output layer, on whatever data a user has.
+"""A node's data in any of the usual forms, and what a model's output layer sees of them.
 
-A good-enough space of one round is about the output layer, seen from the layers below it. Data may
-come as a pair of arrays or as batches, from a torch ``DataLoader`` or Flower's datasets; what a
-layer sees is noted while the model runs.
+Data may come as a pair of arrays or as batches, from a torch ``DataLoader`` or Flower's datasets;
+as two of these, or as four arrays, as in scikit-learn's quickstart. What can be read in two ways is
+refused, with what to return instead. A list is none of the forms, since a list of two batches and a
+list of two loaders look alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -16,28 +18,24 @@ from torch import Tensor, nn
 
 from gems_flwr.devices import chosen_device, exact_device
 from gems_flwr.errors import ModelError
-from gems_flwr.networks.surgery import resize_model
+from gems_flwr.networks.layers import resize_model
 from gems_flwr.samples import Samples
-from gems_flwr.spaces.output_layer import OutputLayer, find_output_layer
+from gems_flwr.spaces import OutputLayer, find_output_layer
 from gems_flwr.typing import Arrays
 
 Data = tuple[Any, Any] | Iterable[Any]
+Part = Literal["train", "validation"]
 
 _BATCH = 4096
 _LABEL_NAMES = ("label", "labels", "target", "y", "fine_label")
+_WANTED = "return (train, validation) from data(context)"
+_FORMS = "each of them a loader, an iterable of batches or a pair of arrays (inputs, labels)"
 
 
 def batches(data: Data) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield inputs and labels of data in any of the usual forms.
-
-    Parameters
-    ----------
-    data : pair of arrays, or iterable of batches
-        A batch is a pair of inputs and labels, or a mapping with one entry called ``label``,
-        ``labels``, ``target`` or ``y`` and one other.
-    """
-    if isinstance(data, tuple | list) and len(data) == 2 and hasattr(data[1], "shape"):
-        inputs, labels = _tensor(data[0]), _tensor(data[1])
+    """Yield inputs and labels of data in any of the usual forms."""
+    if isinstance(data, tuple | list) and len(data) == 2 and _is_array(data[1]):
+        inputs, labels = map(_tensor, data)
         for start in range(0, len(labels), _BATCH):
             yield inputs[start : start + _BATCH], labels[start : start + _BATCH]
         return
@@ -69,34 +67,98 @@ def _pair(batch: Any) -> tuple[Any, Any]:
     return batch[others[0]], batch[named[0]]
 
 
-def _classes(labels: Tensor, samples: int) -> Tensor:
-    """Return one class number per sample; they may come as floats of shape (n, 1)."""
-    flat = labels.reshape(-1)
-    if len(flat) != samples:
+@dataclass(frozen=True, eq=False)
+class NodeData:
+    """What a node has: for moments and statistics, for scores and radii; None where it has none."""
+
+    train: Data | None
+    validation: Data | None
+
+    def part(self, name: Part) -> Data:
+        """Return one part; a ModelError where there is no sample in it."""
+        data: Data | None = getattr(self, name)
+        if data is None or _is_empty(data):
+            raise ModelError(
+                f"{_WANTED} with {name} data in it: the server's request reads it, and there is "
+                f"{'none' if data is None else 'no sample in it'}"
+            )
+        return data
+
+
+def read_node_data(returned: Any) -> NodeData:
+    """Return the two parts of what an app's loader returned."""
+    if isinstance(returned, NodeData):
+        return returned
+    if isinstance(returned, tuple) and len(returned) == 4 and all(map(_is_array, returned)):
+        return _four_arrays(returned)
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise ModelError(f"{_WANTED}, {_FORMS}; it returned {_described(returned)}")
+    if all(map(_is_array, returned)):
         raise ModelError(
-            f"labels must be one class number per sample, got shape {tuple(labels.shape)} for "
-            f"{samples} samples"
+            f"{_WANTED}, each of them a pair: it returned the inputs and labels of one of them, or "
+            f"what looks like it ({_described(returned)})"
         )
-    classes = flat.long()
-    if flat.is_floating_point() and not torch.equal(classes.to(flat), flat):
-        raise ModelError("labels must be class numbers 0, 1, …, got fractions: is it a regression?")
-    return classes
+    for part in returned:
+        if part is not None and (_is_array(part) or not hasattr(part, "__iter__")):
+            raise ModelError(f"{_WANTED}, {_FORMS}; it returned {_described(returned)}")
+    return NodeData(*returned)
 
 
-# What may stand between the linear output layer and what the model returns.
-_ENDINGS: tuple[Callable[[Tensor], Tensor], ...] = (
-    lambda scores: scores,
-    torch.sigmoid,
-    lambda scores: scores.softmax(-1),
-    lambda scores: scores.log_softmax(-1),
-)
+def count_samples(data: Data) -> int:
+    """Return how many samples there are, without reading them where the data know it."""
+    dataset = getattr(data, "dataset", None)
+    if isinstance(dataset, Sized) and not getattr(data, "drop_last", False):
+        return len(dataset)
+    return sum(len(labels.reshape(-1)) for _, labels in batches(data))
 
 
-def _is_same(ours: Tensor, output: Any) -> bool:
-    """Return whether a model returned these numbers; one per sample may have lost its axis."""
-    if not isinstance(output, Tensor) or ours.numel() != output.numel():
-        return False
-    return len(ours) == len(output) and torch.allclose(ours.reshape(output.shape), output)
+def is_read_once(data: Data) -> bool:
+    """Return whether the data are gone once they were read."""
+    return isinstance(data, Iterator)
+
+
+def _four_arrays(arrays: tuple[Any, ...]) -> NodeData:
+    a, b, c, d = arrays
+    quickstart, split = ((a, b), (c, d)), ((a, c), (b, d))
+    fitting = [pairs for pairs in (quickstart, split) if _look_right(*pairs)]
+    if len(fitting) != 1:
+        raise ModelError(
+            "return ((X_train, y_train), (X_test, y_test)) from data(context): which of four "
+            f"arrays are labels cannot be told from their shapes {[np.shape(x) for x in arrays]}"
+        )
+    return NodeData(*fitting[0])
+
+
+def _look_right(train: tuple[Any, Any], validation: tuple[Any, Any]) -> bool:
+    """Return whether two pairs can be inputs of one kind, each with a label per sample."""
+    inputs = [np.shape(x) for x, _ in (train, validation)]
+    labels = [np.shape(y) for _, y in (train, validation)]
+    return (
+        all(len(shape) > 1 for shape in inputs)
+        and inputs[0][1:] == inputs[1][1:]
+        and all(len(shape) == 1 or shape[1:] == (1,) for shape in labels)
+        and all(x[0] == y[0] for x, y in zip(inputs, labels, strict=True))
+    )
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape")
+
+
+def _is_empty(data: Data) -> bool:
+    if isinstance(data, tuple | list) and len(data) == 2 and _is_array(data[1]):
+        return len(data[1]) == 0
+    return isinstance(data, Sized) and len(data) == 0
+
+
+def _described(returned: Any) -> str:
+    if isinstance(returned, tuple):
+        return f"a tuple of {len(returned)}: {', '.join(map(_described, returned))}"
+    shape = f" of shape {tuple(np.shape(returned))}" if _is_array(returned) else ""
+    return f"{type(returned).__name__}{shape}"
+
+
+# --- what layers see ----------------------------------------------------------------------------
 
 
 class Step(NamedTuple):
@@ -108,17 +170,7 @@ class Step(NamedTuple):
 
 
 def watch(model: nn.Module, x: Tensor, names: Iterable[str]) -> list[Step]:
-    """Return the calls of some modules in the order in which they ran.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        Run once on `x`, without gradients.
-    x : tensor
-        A batch; moved to where the model is.
-    names : iterable of str
-        Names of submodules.
-    """
+    """Return the calls of some modules in the order in which they ran."""
     seen: list[Step] = []
 
     def hook(name: str) -> Callable[[nn.Module, Any, Any], None]:
@@ -139,7 +191,7 @@ def watch(model: nn.Module, x: Tensor, names: Iterable[str]) -> list[Step]:
 
 
 def on_device_of(model: nn.Module, x: Tensor) -> Tensor:
-    """Return a batch where the model is, and as it wants it."""
+    """Return a batch where the model is, in the precision of its weights."""
     weight = next(model.parameters())
     return x.to(weight.device, weight.dtype)
 
@@ -154,22 +206,21 @@ def linear_layer(
     return weight.to(where), None if bias is None else bias.to(where)
 
 
+# What may stand between the linear output layer and what the model returns.
+_ENDINGS: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda scores: scores,
+    torch.sigmoid,
+    lambda scores: scores.softmax(-1),
+    lambda scores: scores.log_softmax(-1),
+)
+
+
 class LayerReader:
     """Finds the linear output layer of a model and computes its inputs.
 
-    Parameters
-    ----------
-    arrays : mapping from str to ndarray
-        The model that the server sent: the layers below the output layer that all nodes share.
-    model : torch.nn.Module, optional
-        The architecture. Without it the model must be the linear layer alone, and its inputs
-        are the data, flattened.
-    layer : str, optional
-        Name of the output layer in the module, where it cannot be found.
-    call : str
-        What to write where the module is missing.
-    device : str or torch.device
-        Where the model runs: batches go there one by one, and what a layer sees comes back.
+    Without a module the model must be the linear layer alone, and its inputs are the data,
+    flattened. `layer` names the output layer in the module, where it cannot be found; `call` is
+    what to write where the module is missing.
     """
 
     def __init__(
@@ -181,10 +232,8 @@ class LayerReader:
         call: str = "good_enough_mod(data, model=Net)",
         device: str | torch.device = "cpu",
     ) -> None:
-        self._call = call
+        self._arrays, self._name, self._call = arrays, layer, call
         self._module: nn.Module | None = None
-        self._name = layer
-        self._arrays = arrays
         if model is not None:
             self._module = resize_model(model, arrays).eval().to(chosen_device(device))
             if layer is not None and layer not in dict(model.named_modules()):
@@ -195,7 +244,7 @@ class LayerReader:
         """Return which arrays are the output layer; data is only needed to try the model out."""
         if self._module is not None and self._name is None:
             for inputs, _ in batches(data):
-                self._name = self._find(inputs[:2])
+                self._name = self._find(self._module, inputs[:2])
                 break
         layer = find_output_layer(self._arrays, self._name)
         below = [key for key in self._arrays if key not in (layer.weight, layer.bias)]
@@ -228,16 +277,36 @@ class LayerReader:
         assert self._name is not None
         return watch(self._module, x, [self._name])[0].inputs.cpu()
 
-    def _find(self, x: Tensor) -> str:
+    def _find(self, module: nn.Module, x: Tensor) -> str:
         """Return the linear layer whose output is the model's, or makes its probabilities."""
-        assert self._module is not None
-        linear = [n for n, m in self._module.named_modules() if isinstance(m, nn.Linear)]
+        linear = [n for n, m in module.named_modules() if isinstance(m, nn.Linear)]
         with torch.no_grad():
-            output = self._module(on_device_of(self._module, x))
-        for step in reversed(watch(self._module, x, linear)):
+            output = module(on_device_of(module, x))
+        for step in reversed(watch(module, x, linear)):
             if any(_is_same(ending(step.outputs), output) for ending in _ENDINGS):
                 return step.name
         raise ModelError(
             f"no linear layer gives the model's output; name the one to aggregate by "
             f"layer=..., one of {linear}"
         )
+
+
+def _is_same(ours: Tensor, output: Any) -> bool:
+    """Return whether a model returned these numbers; one per sample may have lost its axis."""
+    if not isinstance(output, Tensor) or ours.numel() != output.numel():
+        return False
+    return len(ours) == len(output) and torch.allclose(ours.reshape(output.shape), output)
+
+
+def _classes(labels: Tensor, samples: int) -> Tensor:
+    """Return one class number per sample; they may come as floats of shape (n, 1)."""
+    flat = labels.reshape(-1)
+    if len(flat) != samples:
+        raise ModelError(
+            f"labels must be one class number per sample, got shape {tuple(labels.shape)} for "
+            f"{samples} samples"
+        )
+    classes = flat.long()
+    if flat.is_floating_point() and not torch.equal(classes.to(flat), flat):
+        raise ModelError("labels must be class numbers 0, 1, …, got fractions: is it a regression?")
+    return classes

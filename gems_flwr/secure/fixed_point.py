@@ -2,13 +2,9 @@
 
 Masks hide a number perfectly if it is an element of a finite group, so what is summed are whole
 numbers modulo 2^bits. A `Layout` says what one node adds: named arrays, each with the largest
-absolute value that it may have and the bits of its ring. Both sides derive the step of the
-grid from that; the ring holds every sum that can come about. A node whose number is larger than
-was said refuses to add it.
-
-Two kinds of bounds: on what *each* node adds, then the ring has room for that many times the
-number of nodes; and on what *all* add together, where that follows from how they are computed
-(shares of a whole, say), then no room is lost.
+absolute value that it may have and the bits of its ring; the step of the grid follows. A bound is
+on what *each* node adds, then the ring has room for that many times the number of nodes; or on what
+*all* add together, where that follows from how they are computed, then no room is lost.
 """
 
 from __future__ import annotations
@@ -31,41 +27,26 @@ MIN_BITS, MAX_BITS = 8, 64
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """An array of a summand.
-
-    Parameters
-    ----------
-    name : str
-        What it is called.
-    shape : tuple of int
-        Of the array.
-    bound : float
-        Largest absolute value, above 0.
-    bits : int, default 32
-        Of the ring, 8 to 64.
-    of_total : bool, default False
-        Whether `bound` holds for the sum of the absolute values of all nodes.
-    unit : float, optional
-        The step of the grid, above 0, where it does not follow from the bound: 1 for whole numbers.
-    """
+    """An array of a summand."""
 
     name: str
     shape: tuple[int, ...]
+    # Largest absolute value; or, `of_total`, the sum of all nodes' absolute values.
     bound: float
     bits: int = 32
     of_total: bool = False
+    # The step of the grid where it does not follow from the bound: 1 for whole numbers.
     unit: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(self.shape))
-        if self.unit is not None and not 0 < self.unit < math.inf:
-            raise OptionError(f"{self.name}: the unit must be above 0, got {self.unit}")
-        if not 0 < self.bound < math.inf:
-            raise OptionError(f"{self.name}: the bound must be above 0, got {self.bound}")
+        unit = 1.0 if self.unit is None else self.unit
+        for name, value in {"unit": unit, "bound": self.bound}.items():
+            if not 0 < value < math.inf:
+                raise OptionError(f"{self.name}: the {name} must be above 0, got {value}")
         if not MIN_BITS <= self.bits <= MAX_BITS:
-            raise OptionError(
-                f"{self.name}: bits must be from {MIN_BITS} to {MAX_BITS}, got {self.bits}"
-            )
+            allowed = f"from {MIN_BITS} to {MAX_BITS}"
+            raise OptionError(f"{self.name}: bits must be {allowed}, got {self.bits}")
 
     @property
     def size(self) -> int:
@@ -78,18 +59,7 @@ class Section:
         return (self.size * self.bits + 7) // 8
 
     def step(self, nodes: int) -> float:
-        """Return the distance of two neighbouring numbers of the grid.
-
-        Parameters
-        ----------
-        nodes : int
-            How many may add something.
-
-        Raises
-        ------
-        OptionError
-            If the ring is too small for that many nodes.
-        """
+        """Return the distance of two numbers of the grid."""
         # Every node rounds, by half a step at most, and doubles have 53 bits of their own; nothing
         # may reach beyond the last number.
         room = (1 << (self.bits - 1)) - 1 - (nodes + 1) // 2 - (1 << max(0, self.bits - 49))
@@ -99,30 +69,24 @@ class Section:
         return self.bound / most if self.unit is None else self.unit
 
     def encode(self, values: Float, nodes: int) -> Words:
-        """Return numbers as elements of the ring.
-
-        Raises
-        ------
-        SpaceError
-            If one is not finite, or larger than the bound; names it.
-        """
+        """Return numbers as elements of the ring; none may be beyond the bound."""
         array = np.asarray(values, dtype=np.float64)
         if array.shape != self.shape:
             raise SpaceError(self.name, f"shape {self.shape}", array.shape)
         largest = float(np.abs(array).max(initial=0.0))
         # A NaN fails the comparison.
         if not largest <= self.bound * (1 + 1e-9):
-            raise SpaceError(
-                self.name, f"absolute values up to {self.bound:g}, which the ring holds", largest
-            )
+            wanted = f"absolute values up to {self.bound:g}, which the ring holds"
+            raise SpaceError(self.name, wanted, largest)
         whole = np.rint(np.clip(array, -self.bound, self.bound).ravel() / self.step(nodes))
-        return _whole(whole).view(np.uint64) & _ones(self.bits)
+        # The largest double below 2^63: what is rounded to 2^63 itself has no int64.
+        whole = np.clip(whole, -(2.0**63), np.nextafter(2.0**63, 0)).astype(np.int64)
+        return whole.view(np.uint64) & _ones(self.bits)
 
     def decode(self, words: Words, nodes: int) -> Float:
         """Return the numbers that a sum of elements stands for."""
-        return np.asarray(self.signed(words) * self.step(nodes), dtype=np.float64).reshape(
-            self.shape
-        )
+        values = np.asarray(self.signed(words) * self.step(nodes), dtype=np.float64)
+        return values.reshape(self.shape)
 
     def signed(self, words: Words) -> NDArray[np.int64]:
         """Return elements of the ring as whole numbers around 0."""
@@ -133,19 +97,7 @@ class Section:
 def whole_section(name: str, shape: Sequence[int], bound: float, nodes: int) -> Section:
     """Return a section for whole numbers, with no more bits than their sum needs.
 
-    Parameters
-    ----------
-    name, shape
-        As in `Section`.
-    bound : float
-        Of the sum of the absolute values of all nodes, above 0.
-    nodes : int
-        How many may add something.
-
-    Raises
-    ------
-    OptionError
-        If no ring is large enough.
+    `bound` is that of the sum of all nodes' absolute values.
     """
     for bits in range(MIN_BITS, MAX_BITS + 1):
         section = Section(name, tuple(shape), bound, bits, of_total=True, unit=1.0)
@@ -155,35 +107,13 @@ def whole_section(name: str, shape: Sequence[int], bound: float, nodes: int) -> 
     raise OptionError(f"{name}: whole numbers up to {bound:g} are too large for {MAX_BITS} bits")
 
 
-def _whole(values: Float) -> NDArray[np.int64]:
-    # The largest double below 2^63: what is rounded to 2^63 itself has no int64.
-    return np.clip(values, -(2.0**63), np.nextafter(2.0**63, 0)).astype(np.int64)
-
-
 def _ones(bits: int) -> np.uint64:
     return np.uint64(2**bits - 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """All that one node adds to a sum: sections, one after the other.
-
-    Parameters
-    ----------
-    sections : sequence of Section
-        In order; their names differ.
-    nodes : int
-        How many may add something, at least 1.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from gems_flwr.secure.fixed_point import Layout, Section
-    >>> layout = Layout([Section("sums", (2,), bound=10.0)], nodes=3)
-    >>> words = [layout.encode({"sums": np.array([x, -1.5])}) for x in (1.0, 2.0, 3.25)]
-    >>> [round(float(x), 6) for x in layout.decode(layout.add(words))["sums"]]
-    [6.25, -4.5]
-    """
+    """What one of up to `nodes` nodes adds to a sum: sections with different names, in order."""
 
     sections: Sequence[Section]
     nodes: int
@@ -235,23 +165,14 @@ class Layout:
 
     def add(self, summands: Sequence[Words]) -> Words:
         """Return the sum of several nodes' elements, in the rings."""
-        total = np.zeros(self.size, dtype=np.uint64)
-        for words in summands:
-            total += words
-        return self.reduced(total)
+        return self.reduced(sum(summands, start=np.zeros(self.size, dtype=np.uint64)))
 
     def pack(self, words: Words) -> bytes:
         """Return elements as bytes, with no more bits than their rings have."""
         return b"".join(_pack(part, section.bits) for section, part in self.split(words))
 
     def unpack(self, data: bytes) -> Words:
-        """Return the elements that `pack` wrote.
-
-        Raises
-        ------
-        SpaceError
-            If there are not as many bytes.
-        """
+        """Return the elements that `pack` wrote."""
         if len(data) != self.size_bytes:
             raise SpaceError("summand", f"{self.size_bytes} bytes", len(data))
         parts, start = [], 0

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gems_flwr.errors import OptionError
+from gems_flwr.errors import check_options
 
 
 @dataclass(frozen=True)
 class SecureSum:
-    """How sums over nodes are made so that nobody sees a single summand.
+    """How sums over nodes are made so that no one sees a single summand.
 
     Parameters
     ----------
@@ -21,25 +21,19 @@ class SecureSum:
         With how many others each node shares masks and secrets, at least 2; by default all of them
         up to 64 nodes, and 64 among more.
     signed : bool, default False
-        Whether nodes must sign their keys and the list of those who are in a sum, with the keys
-        that their ``secure_sum_mod`` has: one more exchange for each sum. What a node does not
-        trust it refuses, whatever stands here.
+        Whether nodes sign the list of those who are in a sum, with the ``signing-key`` of their
+        ``--node-config``: one more exchange for each sum.
     clip : float, default 8.0
-        Farthest that a weight of a model may move in training, above 0, where models are summed;
-        a node whose model moves farther refuses. A larger one rounds more coarsely.
+        Farthest that a weight may move in training, above 0, where models are summed; a node whose
+        model moves farther refuses. A larger one rounds more coarsely.
     bits : int, default 40
-        Of the ring of a model's weights, 8 to 64: as exact as single precision with 40, for nodes
-        with a thousand examples and more.
+        Of the ring of a model's weights, 8 to 64; 40 are as exact as single precision.
 
     Examples
     --------
     >>> from gems_flwr import FedAvg, SecureSum
     >>> FedAvg(secure=SecureSum(threshold=0.8)).secure.threshold
     0.8
-    >>> SecureSum(threshold=0.5)
-    Traceback (most recent call last):
-        ...
-    gems_flwr.errors.OptionError: threshold must be above 0.5 and at most 1, got 0.5
     """
 
     threshold: float = 2 / 3
@@ -49,11 +43,10 @@ class SecureSum:
     bits: int = 40
 
     def __post_init__(self) -> None:
-        if not 0.5 < self.threshold <= 1:
-            raise OptionError(f"threshold must be above 0.5 and at most 1, got {self.threshold}")
-        if self.neighbours is not None and self.neighbours < 2:
-            raise OptionError(f"neighbours must be at least 2, got {self.neighbours}")
-        if not self.clip > 0:
-            raise OptionError(f"clip must be above 0, got {self.clip}")
-        if not 8 <= self.bits <= 64:
-            raise OptionError(f"bits must be from 8 to 64, got {self.bits}")
+        rules = {
+            "threshold": (0.5 < self.threshold <= 1, "above 0.5 and at most 1"),
+            "neighbours": (self.neighbours is None or self.neighbours >= 2, "at least 2"),
+            "clip": (self.clip > 0, "above 0"),
+            "bits": (8 <= self.bits <= 64, "from 8 to 64"),
+        }
+        check_options(self, rules)

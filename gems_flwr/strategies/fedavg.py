@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
 
+from gems_flwr.averaging import metric_form
+from gems_flwr.core.log import log_warning
+from gems_flwr.core.records import (
+    ARRAYS,
+    CONFIG,
+    NUM_EXAMPLES,
+    TRAIN,
+    MetricsReply,
+    ModelReply,
+    RecordKeys,
+    records_of,
+)
 from gems_flwr.errors import OptionError
-from gems_flwr.server.exchange import Answer
-from gems_flwr.server.model_averaging import AveragesReplies
-from gems_flwr.server.reply_metrics import comparable_contents
-from gems_flwr.server.settings import Need
-from gems_flwr.wire.keys import ARRAYS, CONFIG, NUM_EXAMPLES, TRAIN
-from gems_flwr.wire.model_replies import MetricsReply, ModelReply, RecordKeys
+from gems_flwr.strategies.averaging import AveragesReplies
 
 # Gets the replies and the name of the metric that they are weighted by.
 MergeMetrics = Callable[[list[RecordDict], str], MetricRecord]
+_FLOWERS_OPTIONS = tuple(inspect.signature(FlowersFedAvg).parameters)
+_FLOWERS_MEAN = FlowersFedAvg().train_metrics_aggr_fn
 
 
 @dataclass(eq=False)
@@ -29,8 +40,7 @@ class FedAvg(AveragesReplies, FlowersFedAvg):
     methods that a subclass or a wrapper may call. On the same replies in the same order the
     result equals Flower's bit for bit, except that integer arrays stay integers; with `robust`
     that of Flower's FedMedian, FedTrimmedAvg, Krum, MultiKrum or Bulyan (see
-    `averaging.robust_rules` for what differs). What differs on purpose stands in
-    ``docs/deployment.md``.
+    `gems_flwr.averaging.robust`). What differs on purpose stands in ``docs/deployment.md``.
 
     Parameters
     ----------
@@ -38,8 +48,8 @@ class FedAvg(AveragesReplies, FlowersFedAvg):
         Share of the connected nodes that train in a round, in [0, 1]: McMahan's C. 0 sends no
         train messages and keeps the model.
     fraction_evaluate : float, default 1.0
-        Share of the nodes that score the new model on their own data after each round, in
-        [0, 1]. It costs as many bytes down as training does; 0 sends nothing.
+        Share of the nodes that score the new model on their own data, in [0, 1]. It costs as many
+        bytes down as training does; 0 sends nothing.
     min_train_nodes, min_evaluate_nodes : int, default 2
         Fewest nodes that are chosen, whatever the fraction.
     min_available_nodes : int, default 2
@@ -53,10 +63,8 @@ class FedAvg(AveragesReplies, FlowersFedAvg):
         the round. By default Flower's weighted mean, of lists number by number.
     min_nodes : int, default 1
         Fewest usable replies to training that a round may end with, at least 1.
-    weighted : bool, default True
-        Whether a node's model counts by `weighted_by_key`, or all count the same.
     **averaging
-        See `AveragesModels` and `LoopSettings`, keywords all.
+        See `AveragesModels` and `RoundLoop`, keywords all.
 
     Examples
     --------
@@ -76,10 +84,8 @@ class FedAvg(AveragesReplies, FlowersFedAvg):
     >>> strategy = FedAvg(fraction_evaluate=0.0, min_nodes=3, seed=1)
     >>> grid = InProcessGrid(app, nodes=3)
     >>> result = strategy.start(grid, ArrayRecord([np.zeros(2)]), num_rounds=2)
-    >>> result.arrays.to_numpy_ndarrays()
-    [array([2., 2.])]
-    >>> result.traffic.messages_up
-    6
+    >>> result.arrays.to_numpy_ndarrays(), result.traffic.messages_up
+    ([array([2., 2.])], 6)
     """
 
     fraction_train: float = 1.0
@@ -114,19 +120,7 @@ class FedAvg(AveragesReplies, FlowersFedAvg):
                 "nodes, which secure sums hide: leave them out, metrics are averaged"
             )
         # Flower's own says what a fraction of 0 means, and has the functions for metrics.
-        FlowersFedAvg.__init__(
-            self,
-            fraction_train=self.fraction_train,
-            fraction_evaluate=self.fraction_evaluate,
-            min_train_nodes=self.min_train_nodes,
-            min_evaluate_nodes=self.min_evaluate_nodes,
-            min_available_nodes=self.min_available_nodes,
-            weighted_by_key=self.weighted_by_key,
-            arrayrecord_key=self.arrayrecord_key,
-            configrecord_key=self.configrecord_key,
-            train_metrics_aggr_fn=self.train_metrics_aggr_fn,
-            evaluate_metrics_aggr_fn=self.evaluate_metrics_aggr_fn,
-        )
+        FlowersFedAvg.__init__(self, **{name: getattr(self, name) for name in _FLOWERS_OPTIONS})
 
     @property
     def record_keys(self) -> RecordKeys:
@@ -141,33 +135,72 @@ class FedAvg(AveragesReplies, FlowersFedAvg):
         size = max(int(connected * fraction), least)
         return max(size, self.min_nodes) if size and purpose == TRAIN else size
 
-    def nodes_needed(self, purpose: str) -> Need:
+    def nodes_needed(self, purpose: str) -> tuple[int, str]:
         """Return how many nodes Flower would wait for, and no fewer than must answer."""
         training = purpose == TRAIN
         if (self.fraction_train if training else self.fraction_evaluate) == 0:
-            return Need(0, "min_available_nodes")
+            return 0, "min_available_nodes"
         least = "min_train_nodes" if training else "min_evaluate_nodes"
         options = ["min_available_nodes", least, *(["min_nodes"] if training else [])]
-        return max((Need(getattr(self, name), name) for name in options), key=lambda n: n.nodes)
+        option = max(options, key=lambda name: int(getattr(self, name)))
+        return getattr(self, option), option
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Validate the replies, leave out the bad ones, average the rest."""
+        """Check the replies, leave out the bad ones, average the rest."""
         replies = list(replies)
-        if not replies and not self._exchange.asked:
-            return None, None  # nobody was to train
+        if not replies and not self._current(server_round).asked:
+            return None, None  # no node was to train
         return super().aggregate_train(server_round, replies)
 
     def merge_metrics(
-        self, answers: Sequence[Answer[ModelReply] | Answer[MetricsReply]], purpose: str
+        self, replies: Mapping[str, ModelReply] | Mapping[str, MetricsReply], purpose: str
     ) -> MetricRecord:
-        """Return what the function for metrics makes of the replies."""
-        training = purpose == TRAIN
+        """Return what the function for metrics makes of the replies.
+
+        It gets whole replies. Flower ends the run if nodes do not all report the same metrics, and
+        its own mean if lists are of different lengths; here such metrics are left out, and the
+        reply says so where the run lets a node count for less than it claims.
+        """
+        training, key = purpose == TRAIN, self.weighted_by_key
         merge = self.train_metrics_aggr_fn if training else self.evaluate_metrics_aggr_fn
-        flowers = FlowersFedAvg().train_metrics_aggr_fn
-        merge = merge or flowers
-        contents = comparable_contents(
-            answers, self.weighted_by_key, equal_lengths=merge is flowers
+        assert merge is not None
+        left_out = _left_out(replies, is_mean=merge is _FLOWERS_MEAN)
+        contents = []
+        for reply in replies.values():
+            content, weight = reply.content, reply.num_examples
+            assert content is not None
+            [(name, record)] = records_of(content, MetricRecord).items()
+            if left_out or record[key] != weight:
+                kept = {k: v for k, v in record.items() if k not in left_out}
+                content = RecordDict(dict(content))
+                content[name] = MetricRecord({**kept, key: weight})
+            contents.append(content)
+        return merge(contents, key)
+
+
+def _left_out(
+    replies: Mapping[str, ModelReply] | Mapping[str, MetricsReply], *, is_mean: bool
+) -> set[str]:
+    """Return the metrics that not all nodes have in one form, and log who differs from most."""
+    left_out, odd = dict[str, None](), dict[str, None]()
+    for key in dict.fromkeys(key for reply in replies.values() for key in reply.metrics):
+        values = {node: reply.metrics.get(key) for node, reply in replies.items()}
+        # Any lists will do for a function of the user's own.
+        forms = {
+            node: metric_form(value) if is_mean or not isinstance(value, list) else "a list"
+            for node, value in values.items()
+        }
+        [(usual, count)] = Counter(forms.values()).most_common(1)
+        if count < len(forms):
+            left_out[key] = None
+            odd |= dict.fromkeys(node for node, form in forms.items() if form != usual)
+    if left_out:
+        log_warning(
+            "metrics_left_out",
+            metrics=", ".join(left_out),
+            nodes=", ".join(odd),
+            reason="not all nodes report them in one form",
         )
-        return merge(contents, self.weighted_by_key)
+    return set(left_out)

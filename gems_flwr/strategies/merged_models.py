@@ -5,199 +5,219 @@ The peers of one-round GEMS, under its conditions: one message to every node and
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, get_args
 
-import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
-from flwr.serverapp import Grid
+import numpy as np
+from flwr.app import Array, ArrayRecord, RecordDict
+from numpy.typing import NDArray
 
-from gems_flwr.devices import chosen_device
-from gems_flwr.errors import OptionError
-from gems_flwr.model_merging.fedfisher import STEPS
-from gems_flwr.model_merging.layer_statistics import Method, check_layers
-from gems_flwr.model_merging.merge_models import merge_models
-from gems_flwr.networks.inputs import on_device_of
-from gems_flwr.networks.layers import weight_layers
-from gems_flwr.networks.surgery import resize_model
-from gems_flwr.radii.fisher_axes import Labels
-from gems_flwr.radii.quality import two_sided
-from gems_flwr.server.exchange import Answer
-from gems_flwr.server.log import log_event
-from gems_flwr.server.loop import RoundLoop
-from gems_flwr.server.public_tuning import BuildModel, first_samples
-from gems_flwr.server.state import RoundOutcome, ServerState
-from gems_flwr.typing import ArrayPair, Arrays
-from gems_flwr.wire.asking import ask_for_statistics
-from gems_flwr.wire.model_replies import ModelReply
-from gems_flwr.wire.requests import StatisticsRequest
-from gems_flwr.wire.statistics_replies import MergeReply, plan_of, unpack_merge_reply
+from gems_flwr.bounds import MAX_MOMENT
+from gems_flwr.core.log import log_event
+from gems_flwr.core.question import ON_SERVER, Disclosure, Group, Question
+from gems_flwr.core.records import (
+    ARRAYS,
+    TRAIN,
+    ModelReply,
+    checked_array,
+    largest,
+    to_record,
+    unpack_model_reply,
+)
+from gems_flwr.core.round import Round
+from gems_flwr.core.run import RoundOutcome, ServerState
+from gems_flwr.devices import check_device
+from gems_flwr.errors import BadReplyError, OptionError
+from gems_flwr.merging import (
+    NEEDED,
+    STEPS,
+    SYMMETRIC,
+    Kind,
+    Method,
+    Statistics,
+    check_layers,
+    check_statistics,
+    measure_statistics,
+    merge_models,
+    statistics_shapes,
+)
+from gems_flwr.networks import count_samples
+from gems_flwr.strategies.loop import RoundLoop
+from gems_flwr.typing import Arrays
+
+if TYPE_CHECKING:
+    from gems_flwr.node import Node
+
+STATISTICS = "statistics"
+_SINGLE = np.dtype(np.float32)
+
+
+@dataclass(frozen=True)
+class MergeReply(ModelReply):
+    """A trained model, and the statistics by which it is merged with others."""
+
+    statistics: Statistics = field(default_factory=dict, kw_only=True)
+
+
+@dataclass(frozen=True)
+class MergeStatistics(Question[MergeReply]):
+    """What is your trained model, and by what is it merged with others?
+
+    Symmetric matrices travel as their upper halves, all in single precision, one array
+    ``<weight>/<kind>`` each.
+    """
+
+    kind: ClassVar[str] = STATISTICS
+
+    method: Method
+    # The model that was sent out.
+    sent: Arrays = field(
+        default_factory=dict, kw_only=True, repr=False, compare=False, metadata=ON_SERVER
+    )
+
+    def __post_init__(self) -> None:
+        methods = list(get_args(Method))
+        self.check({"method": (self.method in methods, f"one of {methods}")})
+
+    # --- on the node --------------------------------------------------------------------------
+
+    def discloses(self, node: Node) -> Disclosure:
+        """Return that it is the second moments of all inputs of the widest layer, if any."""
+        widest = max(layer.dimension for layer in check_layers(node.model))
+        if "inputs" not in NEEDED[self.method]:
+            return Disclosure("second moments", widest)
+        group = Group("all samples", count_samples(node.data("train")), widest)
+        return Disclosure("second moments", widest, (group,))
+
+    def answer(self, node: Node) -> RecordDict:
+        """Let the handler train; return its model and the statistics on the training data."""
+        trained = node.train()
+        statistics = measure_statistics(
+            NEEDED[self.method],
+            trained,
+            node.data("train"),
+            model=None if node.options.model is None else node.module(),
+            device=node.device,
+        )
+        packed = {
+            f"{weight}/{kind}": array[np.triu_indices(len(array))] if kind in SYMMETRIC else array
+            for weight, kinds in statistics.items()
+            for kind, array in kinds.items()
+        }
+        packed = {name: array.astype(np.float32) for name, array in packed.items()}
+        return RecordDict({ARRAYS: to_record(trained), STATISTICS: to_record(packed)})
+
+    # --- on the server ------------------------------------------------------------------------
+
+    def read(self, content: RecordDict) -> MergeReply:
+        """Return the model, and statistics that some data can have."""
+        rest = RecordDict({key: each for key, each in content.items() if key != STATISTICS})
+        model = unpack_model_reply(rest, self.sent)
+        shapes = statistics_shapes(self.method, self.sent)
+        names = {f"{weight}/{kind}" for weight, kinds in shapes.items() for kind in kinds}
+        record = content.get(STATISTICS)
+        if not isinstance(record, ArrayRecord) or record.keys() != names:
+            raise BadReplyError(f"expected an ArrayRecord '{STATISTICS}' with {sorted(names)}")
+        statistics: Statistics = {
+            weight: {
+                kind: _full(record[f"{weight}/{kind}"], f"{weight}/{kind}", kind, shape)
+                for kind, shape in kinds.items()
+            }
+            for weight, kinds in shapes.items()
+        }
+        try:
+            check_statistics(statistics)
+        except ValueError as error:
+            raise BadReplyError(str(error)) from error
+        return MergeReply(model.arrays, model.num_examples, model.metrics, statistics=statistics)
+
+
+def _full(array: Array, key: str, kind: Kind, shape: tuple[int, int]) -> NDArray[np.float32]:
+    size = shape[0]
+    sent = (size * (size + 1) // 2,) if kind in SYMMETRIC else shape
+    upper = checked_array(array, key, sent, _SINGLE)
+    if largest(upper) > MAX_MOMENT:
+        raise BadReplyError(f"array '{key}' holds mean squares above {MAX_MOMENT:g}")
+    if kind not in SYMMETRIC:
+        return upper
+    full = np.zeros(shape, np.float32)
+    rows, columns = np.triu_indices(size)
+    full[rows, columns] = full[columns, rows] = upper
+    return full
 
 
 @dataclass(kw_only=True, eq=False)
 class MergedModels(RoundLoop):
     """Let every node train to the end, then merge the models once.
 
-    All methods but matching need statistics from the nodes, which `statistics_mod` adds to the
-    replies of any client.
-
     Parameters
     ----------
-    method : {"regmean", "fisher", "kfac", "matching", "fedfisher_diagonal", "fedfisher_kfac"}
-        See `model_merging`. All take chains of linear and convolutional layers; matching needs
-        nothing but the models.
+    method : {"regmean", "fisher", "fedfisher_kfac"}
+        See `gems_flwr.merging`. All take chains of linear and convolutional layers.
     shrink : float, optional
         Of regmean: factor of the off-diagonal entries of Gram matrices, in [0, 1]; by default 0.9.
-    damping : float, optional
-        The ridge of regmean, the floor of fisher, the damping of kfac, above 0; by default 1e-6,
-        1e-6 and 1e-3.
     steps : int, default 2000
         Of FedFisher, at most; at least 1.
-    choose : int, default 0
-        How many public samples there are to choose by what a method leaves open: the steps of
-        FedFisher, the shrink of regmean (0.9 or 0.1) and the damping of kfac (1 to 1e-3), where
-        they are not given. FedFisher's authors have 500.
-    labels : {"exact", "sampled"}
-        Of Fisher matrices: gradients in expectation over predicted labels, or for drawn ones.
-    statistics_share : float, default 0
-        Bytes of the statistics, relative to those of the model in single precision; 0: as they
-        are. FedFisher sends 0.5, and the model in half precision (``compress="float16"``).
+    score : callable, optional
+        Gets the arrays of a model, returns how good it is on samples of the server's own. By it is
+        chosen what a method leaves open: the steps of FedFisher, and the shrink of regmean (0.9 or
+        0.1) where that is not given. FedFisher's authors have 500 samples.
     weighted : bool, default True
         Whether a node counts by its number of examples, or all count the same.
-    public_data : pair of arrays, optional
-        Public inputs of the network, and their classes; needed for `choose`.
-    build_model : callable, optional
-        Returns the torch module; needed for `choose`.
+    device : str, default "cpu"
+        Where the server computes; see `gems_flwr.good_enough_mod`.
     **loop
         See `RoundLoop`.
 
     Examples
     --------
-    >>> import numpy as np
-    >>> import torch
-    >>> from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
-    >>> from flwr.clientapp import ClientApp
-    >>> from gems_flwr import InProcessGrid, MergedModels, statistics_mod
-    >>> def data(context):
-    ...     rng = np.random.default_rng(context.node_config["partition-id"])
-    ...     train = rng.normal(size=(100, 2)).astype(np.float32), np.arange(100) % 2
-    ...     return train, None
-    >>> app = ClientApp(mods=[statistics_mod(data)])
-    >>> @app.train()
-    ... def train(message, context):  # a real one trains
-    ...     metrics = MetricRecord({"num-examples": 100})
-    ...     content = RecordDict({"arrays": message.content["arrays"], "metrics": metrics})
-    ...     return Message(content, reply_to=message)
-    >>> initial = ArrayRecord(torch.nn.Linear(2, 2).state_dict())
-    >>> result = MergedModels(method="regmean").start(InProcessGrid(app, nodes=2), initial)
-    >>> list(result.arrays), result.details["method"]
-    (['weight', 'bias'], 'regmean')
+    >>> from gems_flwr import MergedModels
+    >>> strategy = MergedModels(method="fedfisher_kfac", steps=500)
     """
-
-    method: Method = "regmean"
-    shrink: float | None = None
-    damping: float | None = None
-    steps: int = STEPS
-    choose: int = 0
-    labels: Labels = "exact"
-    statistics_share: float = 0.0
-    weighted: bool = True
-    public_data: ArrayPair | None = None
-    build_model: BuildModel | None = None
 
     needs_classes: ClassVar[bool] = True
     rounds_needed: ClassVar[int | None] = 1
+    mod_needed: ClassVar[str] = "good_enough_mod(data, model=Net)"
+
+    method: Method = "regmean"
+    shrink: float | None = None
+    steps: int = STEPS
+    score: Callable[[Arrays], float] | None = None
+    weighted: bool = True
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.statistics_share <= 10:
-            raise OptionError(f"statistics_share must be from 0 to 10, got {self.statistics_share}")
-        self._request = StatisticsRequest(self.method, self.labels, self.statistics_share)
-        if self.statistics_share and not self._request.kinds:
-            raise OptionError(f"{self.method} needs no statistics: leave statistics_share at 0")
+        check_device(self.device)
+        MergeStatistics(self.method)
         if self.shrink is not None and not 0 <= self.shrink <= 1:
             raise OptionError(f"shrink must be in [0, 1], got {self.shrink}")
-        if self.damping is not None and not self.damping > 0:
-            raise OptionError(f"damping must be above 0 or none, got {self.damping}")
         if self.steps < 1:
             raise OptionError(f"steps must be at least 1, got {self.steps}")
-        self._check_choice()
-        self._told: Mapping[str, Any] = {}
-
-    def _check_choice(self) -> None:
-        have = 0 if self.public_data is None else len(self.public_data[1])
-        if not 0 <= self.choose <= have:
-            raise OptionError(
-                f"choose must be from 0 to the number of public samples, {have}, got {self.choose}"
-            )
-        if self.choose and self.build_model is None:
-            raise OptionError(
-                f"choose={self.choose} needs build_model, which returns the torch module"
-            )
 
     def prepare(self, initial: Arrays, num_rounds: int) -> None:
-        """Refuse a model that the method cannot merge before anybody trains it."""
-        if self._request.kinds:
-            check_layers(initial)
-            plan_of(self._request, initial)
-        else:
-            weight_layers(initial)
+        """Refuse a model that cannot be merged before any node trains it."""
+        check_layers(initial)
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Return one train message for each node, with the request for statistics, if any."""
-        messages = list(super().configure_train(server_round, arrays, config, grid))
-        if self._request.kinds:
-            for message in messages:
-                ask_for_statistics(message.content, self._request)
-        return messages
-
-    def aggregate(self, answers: Sequence[Answer[ModelReply]]) -> Arrays:
-        """Return the merged model."""
-        replies = [answer.value for answer in answers]
+    def play_round(self, round: Round, state: ServerState) -> RoundOutcome:
+        """Ask for models and statistics, and merge."""
+        question = MergeStatistics(self.method, sent=state.arrays)
+        nodes = round.sample(self.fraction_train)
+        answers = round.ask(question, nodes, at_least=self.min_nodes)
+        models = answers.values()
         merged = merge_models(
             self.method,
-            [reply.arrays for reply in replies],
-            [r.statistics if isinstance(r, MergeReply) else {} for r in replies],
-            [reply.num_examples if self.weighted else 1.0 for reply in replies],
+            [model.arrays for model in models],
+            [model.statistics for model in models],
+            [model.num_examples if self.weighted else 1.0 for model in models],
             shrink=self.shrink,
-            damping=self.damping,
             steps=self.steps,
             device=self.device,
-            score=self._public_accuracy if self.choose else None,
+            score=self.score,
         )
-        self._told = dict(merged.details)
-        if "reference" in merged.details:
-            self._told = {**merged.details, "reference": answers[merged.details["reference"]].node}
-        log_event("merged", method=self.method, **self._told)
-        return merged.arrays
-
-    def _public_accuracy(self, arrays: Arrays) -> float:
-        """Return how many public samples a model gets right."""
-        assert self.public_data is not None
-        assert self.build_model is not None
-        inputs, labels = first_samples(self.public_data, self.choose)
-        model = resize_model(self.build_model(), arrays).eval().to(chosen_device(self.device))
-        with torch.no_grad():
-            scores = two_sided(model(on_device_of(model, inputs))).cpu()
-        return float((scores.argmax(dim=1) == labels).double().mean())
-
-    def play_round(
-        self,
-        server_round: int,
-        state: ServerState,
-        grid: Grid,
-        train_config: ConfigRecord,
-        evaluate_config: ConfigRecord,
-    ) -> RoundOutcome:
-        """Play the round, and tell how the models were merged."""
-        outcome = super().play_round(server_round, state, grid, train_config, evaluate_config)
-        return dataclasses.replace(outcome, details={"method": self.method, **self._told})
-
-    def _unpack_model(self, content: RecordDict) -> ModelReply:
-        if not self._request.kinds or self._template is None:
-            return super()._unpack_model(content)
-        return unpack_merge_reply(content, self._request, self._template)
+        details = {"method": self.method, **merged.details}
+        log_event("merged", **details)
+        return RoundOutcome(
+            merged.arrays, train_metrics=self.merge_metrics(answers, TRAIN), details=details
+        )

@@ -3,45 +3,212 @@
 Nodes add their shares of the noise to secure sums, so the federation pays for privacy once, and
 not every node for itself. With that little noise it is worth asking more than once: in the first
 round for class counts, class sums and one common second moment, which make a first layer, then in
-every round for one clipped gradient, along which the layer moves. Nothing else is asked: no losses,
-no class covariances, whose noise would be ten times as large. The steps are those of
-`gems_flwr.intersect.private_steps`.
+every round for one clipped gradient, along which the layer moves. Losses or class covariances would
+need ten times the noise. The sums and the steps are those of `gems_flwr.spaces.cone.private_steps`.
 
 Decided here: what may be spent is divided beforehand, `MEANS_PART` and `SPREAD_PART` for the two
-sums of the first round, the rest evenly over the gradients.
+sums of the first round, the rest evenly over the gradients. A node counts the shares of noise that
+it believes in, not those that the server promises: its own is always there, and
+`NodeLimits.honest_nodes` says how many it is sure of.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
-from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.serverapp import Grid
+from flwr.app import RecordDict
 from numpy.typing import NDArray
 
-from gems_flwr.errors import OptionError, RoundFailedError
-from gems_flwr.intersect.private_steps import LONGEST, NoisyMeans, Spread, Stepping, plain_layer
-from gems_flwr.networks.backbone import SplitModel
-from gems_flwr.secure.neighbourhoods import shares_needed
-from gems_flwr.secure.shared_noise import SharedNoise, epsilon_cost
-from gems_flwr.server.backbone_sending import BackboneMode, BackboneSender
-from gems_flwr.server.log import log_event
-from gems_flwr.server.loop import RoundLoop
-from gems_flwr.server.private_memory import PrivateMemory
-from gems_flwr.server.state import RoundOutcome, ServerState
-from gems_flwr.server.summing import Total
-from gems_flwr.spaces.output_layer import OutputLayer, find_output_layer, flatten_linear
+from gems_flwr.carriers import KnownLayers
+from gems_flwr.core.log import log_event
+from gems_flwr.core.question import Disclosure, SumQuestion
+from gems_flwr.core.round import Carrier, Round
+from gems_flwr.core.run import RoundOutcome, ServerState
+from gems_flwr.core.sums import Total, summand_record
+from gems_flwr.devices import check_device
+from gems_flwr.errors import (
+    CheckpointError,
+    ModelError,
+    OptionError,
+    RefusedError,
+    check_options,
+)
+from gems_flwr.secure import shares_needed
+from gems_flwr.secure.fixed_point import Layout, Section, Words, whole_section
+from gems_flwr.secure.shared_noise import (
+    EPSILON_PART,
+    SMALLEST_SHARE,
+    SharedNoise,
+    discrete_gaussian,
+    epsilon_cost,
+    squared_mu_of,
+    tail,
+)
+from gems_flwr.spaces import find_output_layer, flatten_linear
+from gems_flwr.spaces.cone import check_batch, private_steps, spent_epsilon
+from gems_flwr.spaces.cone.private_steps import LONGEST, NoisyMeans, PrivateState, Spread
+from gems_flwr.strategies.loop import RoundLoop
 from gems_flwr.typing import Arrays, Float
-from gems_flwr.wire.keys import TRAIN
-from gems_flwr.wire.private_sum_requests import PrivateSum, ask_for_private_sum
+
+if TYPE_CHECKING:
+    from gems_flwr.node import Node
+
+PrivateStage = Literal["means", "spread", "gradient"]
 
 MEANS_PART, SPREAD_PART = 0.03, 0.1
+# The count of samples has more room than it should need: too many are noticed by it.
+_SPARE = 2**12
+_PREFIX = "private-"
+
+
+@dataclass(frozen=True)
+class PrivateSum(SumQuestion):
+    """A sum over nodes to which every node adds its share of the noise.
+
+    Parameters
+    ----------
+    stage : {"means", "spread", "gradient"}
+        What is summed.
+    noise : float
+        Deviation of each node's noise over the sensitivity of the sum, above 0.
+    clip, longest : float
+        Length to which inputs are shortened, and a sample's gradient in units of that; above 0.
+    dp_seeded : bool, default False
+        Whether noise is to come from the run's seed, which protects no one. For simulations.
+    center : array of shape (D,), optional
+        What is taken from inputs, from the spread on.
+    """
+
+    kind: ClassVar[str] = "private-sum"
+    is_about_output_layer: ClassVar[bool] = True
+    array_fields: ClassVar[tuple[str, ...]] = ("center",)
+
+    stage: PrivateStage = "means"
+    noise: float = 1.0
+    clip: float = 1.0
+    longest: float = 1.0
+    dp_seeded: bool = False
+    center: NDArray | None = None
+
+    def __post_init__(self) -> None:
+        stages = list(get_args(PrivateStage))
+        rules = {"stage": (self.stage in stages, f"one of {stages}")}
+        for name in ("noise", "clip", "longest"):
+            rules[name] = (0 < getattr(self, name) < math.inf, "above 0")
+        self.check(rules)
+        row = np.zeros(0) if self.center is None else np.asarray(self.center)
+        if row.ndim != 1 or not np.isfinite(row).all():
+            raise ModelError(f"a center of shape {row.shape} that is not finite numbers in a row")
+
+    @property
+    def sensitivity(self) -> int:
+        """By how much one sample changes the sum at most, in length."""
+        spread = private_steps.SPREAD**2
+        longest = {"means": private_steps.MEANS, "spread": spread}
+        return longest.get(self.stage, private_steps.GRADIENT)
+
+    def shapes(self, classes: int, features: int) -> dict[str, tuple[int, ...]]:
+        """Return the arrays of a summand and their shapes."""
+        if self.stage == "means":
+            return {"sums": (classes, features), "counts": (classes,), "squares": (1,)}
+        if self.stage == "spread":
+            return {"diagonal": (features,), "corner": (features * (features - 1) // 2,)}
+        return {"gradient": (classes, features + 1)}
+
+    def deviation(self, array: str) -> float:
+        """Return the deviation of a node's noise in one array, in whole numbers."""
+        # Both halves of a symmetric matrix count, and only one is sent.
+        return self.noise * self.sensitivity / (math.sqrt(2) if array == "corner" else 1.0)
+
+    def sections(self, classes: int, features: int, nodes: int, examples: int) -> Sequence[Section]:
+        """Return the sections of a summand, with room for the noise of all nodes.
+
+        At most `nodes` add to it, which have at most `examples` samples together.
+        """
+        shapes = self.shapes(classes, features)
+        numbers = sum(math.prod(shape) for shape in shapes.values())
+        sections = []
+        for name, shape in shapes.items():
+            noise = tail(max(1, numbers), self.deviation(name) * math.sqrt(nodes))
+            most: float = examples * self.sensitivity * (_SPARE if name == "counts" else 1)
+            # A single pixel's square is at most the squared length, a product half of that.
+            most = most / 2 if name == "corner" else most
+            sections.append(whole_section(name, shape, most + noise, nodes))
+        return sections
+
+    # --- on the node --------------------------------------------------------------------------
+
+    def discloses(self, node: Node) -> Disclosure:
+        """Return that it is a share of a noisy sum, which masks have to hide."""
+        return Disclosure(
+            "loss" if self.stage == "gradient" else "moments",
+            squared_mu=squared_mu_of(self.noise, node.limits.noise_shares(node.masked_with)),
+            is_seeded=self.dp_seeded,
+            is_shared_noise=True,
+            masked_with=node.masked_with,
+        )
+
+    def answer(self, node: Node) -> RecordDict:
+        """Return the node's whole numbers and its share of the noise, once that is accounted for.
+
+        The one place where noise is added: before the sum is packed and masked.
+        """
+        layer, layout = node.output_layer(), node.layout
+        shapes = self.shapes(layer.num_classes, layer.features)
+        asked = {} if layout is None else {s.name: s.shape for s in layout.sections}
+        if layout is None or asked != shapes:
+            raise ModelError(f"the server wants {asked} for a sum of {shapes}")
+        values, honest = self.summand(node), node.limits.noise_shares(node.masked_with)
+        squared_mu = squared_mu_of(self.noise, honest)
+        # Noise that is too small on its grid is not what the ledger takes it for.
+        share = min(self.deviation(name) for name in shapes)
+        part = EPSILON_PART * max(spent_epsilon(squared_mu, node.limits.dp_delta), EPSILON_PART)
+        if share < SMALLEST_SHARE or epsilon_cost(layout.size, share, honest) > part:
+            reason = f"noise of {share:.3g} steps of the grid counts for none"
+            raise RefusedError("dp_budget", reason)
+        node.spend(squared_mu)
+        flat = np.concatenate([values[section.name].ravel() for section in layout.sections])
+        # What is too large wraps: that costs digits, never privacy.
+        words = layout.reduced(flat.astype(np.int64).view(np.uint64))
+        noise = self.noise_words(layout, node.seed("sum", self.stage) if self.dp_seeded else None)
+        return summand_record(layout.pack(layout.add([words, noise])))
+
+    def summand(self, node: Node) -> dict[str, Any]:
+        """Return the node's sums of whole numbers."""
+        layer, samples = node.output_layer(), node.inputs("train")
+        check_batch(samples.inputs, samples.labels, layer.num_classes)
+        inputs = samples.inputs.detach().cpu().double().numpy()
+        labels = samples.labels.long().cpu().numpy()
+        if self.stage == "means":
+            return private_steps.whole_mean_sums(inputs, labels, layer.num_classes, self.clip)
+        if self.center is None or len(self.center) != layer.features:
+            wanted = f"{layer.features} numbers"
+            raise ModelError(f"the server wants inputs centred, and sent no {wanted}")
+        center = self.center.astype(np.float64)
+        if self.stage == "spread":
+            return private_steps.spread_sums(inputs, center, self.clip)
+        rows = layer.scaled_in(node.model, np.ones(layer.features))
+        about = (rows[:, :-1], rows[:, -1], center, self.clip, self.longest)
+        return private_steps.gradient_sums(inputs, labels, *about)
+
+    def noise_words(self, layout: Layout, seed: int | None = None) -> Words:
+        """Return a node's share of the noise, as elements of the rings.
+
+        A `seed` is for simulations: whoever knows it can subtract the noise.
+        """
+        seeds: list[int | None] = [None] * len(layout.sections)
+        if seed is not None:
+            seeds = np.random.SeedSequence(seed).generate_state(len(seeds), np.uint64).tolist()
+        parts = [
+            discrete_gaussian(section.size, self.deviation(section.name), own)
+            for section, own in zip(layout.sections, seeds, strict=True)
+        ]
+        return layout.reduced(np.concatenate(parts).view(np.uint64))
 
 
 @dataclass(kw_only=True, eq=False)
@@ -58,25 +225,21 @@ class PrivateGems(RoundLoop):
         Rounds after the first, with a gradient each; at least 1.
     clip : float, default 10.0
         Length that inputs of the output layer rarely exceed, above 0; longer ones are shortened. It
-        must not be taken from the data. Of centred inputs, which make up most of the noise, the
-        run finds the clip itself.
+        must not be taken from the data. The run finds the clip of centred inputs itself.
     colluders : int, default 0
-        Nodes that may tell the server their share of the noise, or add none, without harm to the
-        others; at least 0.
-    fewest : int, optional
-        Nodes that must be in every sum, which the noise is made for. By default as many as the
-        threshold of `secure` demands, and without it all that are asked.
+        Nodes that may give away their share of the noise, or add none, without harm to the others.
     examples : int, default 131072
         Most samples that all nodes have together, at least 1: how large sums can become.
     dp_seeded : bool, default False
-        Whether noise comes from the run's seed, which protects nobody. For simulations.
+        Whether noise comes from the run's seed, which protects no one. For simulations.
     layer : str, optional
         Name of the linear output layer, where it is not the last matrix of the model.
-    backbone : {"auto", "send", "local"}
-        Who is sent the layers below it; see `Gems`.
+    device : str, default "cpu"
+        Where the server computes; see `gems_flwr.good_enough_mod`.
     **loop
-        See `RoundLoop`. Nodes answer with `secure=SecureSum()` alone: a share of the noise
-        protects nobody whose summand can be seen. (Simulations may do without.)
+        See `RoundLoop`. Nodes answer with `secure=SecureSum()` alone, as a share of the noise does
+        not protect a summand that can be seen. The noise is made for as many nodes as its threshold
+        demands in every sum.
 
     Examples
     --------
@@ -87,7 +250,6 @@ class PrivateGems(RoundLoop):
 
     needs_classes: ClassVar[bool] = True
     mod_needed: ClassVar[str] = "good_enough_mod(data, model=Net)"
-    sends_models: ClassVar[bool] = False
     sums_replies: ClassVar[bool] = True
 
     epsilon: float = 1.0
@@ -95,28 +257,22 @@ class PrivateGems(RoundLoop):
     steps: int = 16
     clip: float = 10.0
     colluders: int = 0
-    fewest: int | None = None
     examples: int = 2**17
     dp_seeded: bool = False
     layer: str | None = None
-    backbone: BackboneMode = "auto"
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Of sums nothing but the total is anybody's business: single ones are never written.
-        self.keep_replies = False
+        check_device(self.device)
         rules = {
             "steps": (self.steps >= 1, "at least 1"),
             "clip": (0 < self.clip < float("inf"), "above 0"),
             "examples": (1 <= self.examples <= 2**30, "from 1 to 2^30"),
             "colluders": (self.colluders >= 0, "at least 0"),
-            "fewest": (self.fewest is None or self.fewest > self.colluders, "above colluders"),
         }
-        for name, (holds, allowed) in rules.items():
-            if not holds:
-                raise OptionError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
+        check_options(self, rules)
         SharedNoise(self.epsilon, self.delta, nodes=1)
-        self._backbones = BackboneSender(self.backbone, keep=True)
 
     @property
     def rounds_needed(self) -> int:  # type: ignore[override]
@@ -124,124 +280,68 @@ class PrivateGems(RoundLoop):
         return 1 + self.steps
 
     def noise(self, nodes: int) -> SharedNoise:
-        """Return the noise of sums over so many nodes.
+        """Return the noise of sums over so many nodes; an OptionError if too little counts."""
+        fewest = nodes
+        if self.secure is not None:
+            fewest = min(nodes, shares_needed(self.secure.threshold, nodes))
+        return SharedNoise(self.epsilon, self.delta, nodes, self.colluders, fewest)
 
-        Raises
-        ------
-        OptionError
-            If too few are left whose noise counts.
-        """
-        fewest = self.fewest
-        if fewest is None:
-            fewest = nodes if self.secure is None else shares_needed(self.secure.threshold, nodes)
-        return SharedNoise(self.epsilon, self.delta, nodes, self.colluders, min(fewest, nodes))
+    def carriers(self) -> Sequence[Carrier]:
+        """Return the carrier that sends no node what it has below the output layer."""
+        return (KnownLayers(),)
 
-    def play_round(
-        self,
-        server_round: int,
-        state: ServerState,
-        grid: Grid,
-        train_config: ConfigRecord,
-        evaluate_config: ConfigRecord,
-    ) -> RoundOutcome:
+    def play_round(self, round: Round, state: ServerState) -> RoundOutcome:
         """Ask for moments in the first round, for a gradient in every other."""
-        layer = find_output_layer(state.arrays, self.layer)
-        nodes = self.choose_nodes(server_round, grid, self.fraction_train, TRAIN)
+        layer = round.layer = find_output_layer(state.arrays, self.layer)
+        round.inbox = None  # what single nodes add is never written
+        nodes = round.sample(self.fraction_train)
         noise = self.noise(len(nodes))
-        if self.fewest is not None and len(nodes) < self.fewest:
-            reason = f"{len(nodes)} nodes are there, and the noise is made for {self.fewest}"
-            raise RoundFailedError(f"round {server_round} failed: {reason}", nodes, ())
-        ask = partial(self._total, server_round, nodes, noise, train_config, layer)
-        if server_round == 1:
-            memory, total = self._moments(ask, noise, state.arrays)
+        each = (1 - MEANS_PART - SPREAD_PART) / self.steps
+
+        def ask(part: float, stage: PrivateStage, clip: float, **more: Any) -> Total:
+            """Return a total with the noise of a release that gets a part of what may be spent."""
+            share, model = noise.share(part), more.pop("model", None)
+            question = PrivateSum(stage, share, clip, dp_seeded=self.dp_seeded, **more)
+            shape = layer.num_classes, layer.features
+            sections = question.sections(*shape, noise.nodes, self.examples)
+            numbers = sum(section.size for section in sections)
+            least = min(question.deviation(section.name) for section in sections)
+            noise.check_cost((2 + self.steps) * epsilon_cost(numbers, least, noise.honest))
+            at_least = max(round.min_nodes, noise.least_in_sum)
+            return round.total(question, sections, nodes, model=model, at_least=at_least)
+
+        def model_with(values: Float, reached: PrivateState) -> dict[str, NDArray]:
+            """Return the model with a layer of centred inputs put back to inputs as they are."""
+            return layer.replace_in(state.arrays, flatten_linear(*reached.plain(values)))
+
+        if round.number == 1:
+            sums = ask(MEANS_PART, "means", self.clip).values
+            squares = float(sums["squares"][0])
+            means = NoisyMeans.of(sums["sums"], sums["counts"], squares, self.clip)
+            if means.total > self.examples:
+                raise OptionError(
+                    f"examples must be above {means.total:.0f}, as many as the nodes seem to have: "
+                    f"sums of more than {self.examples} would wrap"
+                )
+            log_event("private_means", examples=f"{means.total:.0f}", clip=means.clip)
+            center = means.center.astype(np.float32)
+            total = ask(SPREAD_PART, "spread", means.clip, center=center)
+            corner = total.values["corner"]
+            spread = Spread.of(total.values["diagonal"], corner, means.total, self.device)
+            # That of the gradients to come, if as many nodes take part in them.
+            deviation = noise.share(each) * math.sqrt(len(total.nodes))
+            reached = PrivateState.first(means, spread, deviation / means.total)
         else:
-            memory, total = self._step(ask, PrivateMemory.of(state.memory), state.arrays, layer)
-        arrays = _with_layer(state.arrays, layer, memory, memory.stepping.layer)
-        details = {"privacy": self._promise(noise), "nodes": list(total.nodes)}
-        return RoundOutcome(arrays=arrays, details=details, memory=memory.to_arrays())
-
-    def _moments(
-        self, ask: Callable[..., Total], noise: SharedNoise, arrays: Arrays
-    ) -> tuple[PrivateMemory, Total]:
-        """Ask for means, then for the spread around them; return the first layer."""
-        told = ask(PrivateSum("means", clip=self.clip), MEANS_PART, arrays).values
-        means = NoisyMeans.of(told["sums"], told["counts"], float(told["squares"][0]), self.clip)
-        if means.total > self.examples:
-            raise OptionError(
-                f"examples must be above {means.total:.0f}, as many as the nodes seem to have: "
-                f"sums of more than {self.examples} would wrap"
-            )
-        center, clip = means.center, means.clip
-        log_event("private_means", examples=round(means.total), clip=clip)
-        total = ask(PrivateSum("spread", clip=clip), SPREAD_PART, arrays, center)
-        spread = Spread.of(
-            total.values["diagonal"], total.values["corner"], means.total, self.device
-        )
-        # That of the gradients to come, if as many nodes take part in them.
-        deviation = noise.share(self._gradient_part) * math.sqrt(len(total.nodes))
-        first = Stepping.first(means, spread, deviation / means.total)
-        return PrivateMemory(center, clip, means.total, spread, first), total
-
-    def _step(
-        self,
-        ask: Callable[..., Total],
-        memory: PrivateMemory,
-        arrays: Arrays,
-        layer: OutputLayer,
-    ) -> tuple[PrivateMemory, Total]:
-        """Ask for the gradient where the momentum leads, and step."""
-        ahead = _with_layer(arrays, layer, memory, memory.stepping.ahead)
-        request = PrivateSum("gradient", clip=memory.clip, longest=LONGEST)
-        total = ask(request, self._gradient_part, ahead, memory.center)
-        stepping = memory.stepping.stepped(total.values["gradient"], memory.spread, memory.samples)
-        return dataclasses.replace(memory, stepping=stepping), total
-
-    @property
-    def _gradient_part(self) -> float:
-        return (1 - MEANS_PART - SPREAD_PART) / self.steps
-
-    def _total(
-        self,
-        server_round: int,
-        nodes: Sequence[int],
-        noise: SharedNoise,
-        config: ConfigRecord,
-        layer: OutputLayer,
-        request: PrivateSum,
-        part: float,
-        arrays: Arrays,
-        center: Float | None = None,
-    ) -> Total:
-        """Return a total with the noise of a release that gets a part of what may be spent."""
-        share = noise.share(part)
-        request = dataclasses.replace(request, noise=share, dp_seeded=self.dp_seeded)
-        sections = request.sections(layer.num_classes, layer.features, noise.nodes, self.examples)
-        numbers = sum(section.size for section in sections)
-        least = min(request.deviation(section.name) for section in sections)
-        noise.check_cost((2 + self.steps) * epsilon_cost(numbers, least, noise.honest))
-        model = SplitModel.of(arrays, layer.keys)
-
-        def send(receivers: Sequence[int], put: Callable[[Message], None]) -> list[Message]:
-            def ask(message: Message) -> None:
-                ask_for_private_sum(message.content, request, center)
-                put(message)
-
-            return self._backbones.collect(
-                self, server_round, receivers, model, config, ask, request.stage
-            )
-
-        def check(content: RecordDict) -> None:
-            self._backbones.refuse_lacking(content, layer.weight)
-
-        return self.sums.total(
-            self,
-            server_round,
-            nodes,
-            sections,
-            send,
-            check=check,
-            at_least=max(self.min_nodes, noise.least_in_sum),
-            step=request.stage,
+            before = _read_state(state.memory)
+            # The gradient is wanted where the momentum leads.
+            about = {"center": before.center.astype(np.float32), "longest": LONGEST}
+            ahead = model_with(before.ahead, before)
+            total = ask(each, "gradient", before.clip, model=ahead, **about)
+            reached = before.stepped(total.values["gradient"])
+        return RoundOutcome(
+            arrays=model_with(reached.layer, reached),
+            details={"privacy": self._promise(noise), "nodes": list(total.nodes)},
+            memory={_PREFIX + name: np.asarray(value) for name, value in vars(reached).items()},
         )
 
     def _promise(self, noise: SharedNoise) -> dict[str, Any]:
@@ -258,8 +358,12 @@ class PrivateGems(RoundLoop):
         }
 
 
-def _with_layer(
-    arrays: Arrays, layer: OutputLayer, memory: PrivateMemory, values: Float
-) -> dict[str, NDArray[Any]]:
-    point = flatten_linear(*plain_layer(values, memory.center, memory.clip))
-    return layer.replace_in(arrays, np.asarray(point))
+def _read_state(memory: Arrays) -> PrivateState:
+    """Return the state that a checkpoint keeps; a CheckpointError if it is not there."""
+    names = [field.name for field in dataclasses.fields(PrivateState)]
+    try:
+        parts: dict[str, Any] = {name: np.asarray(memory[_PREFIX + name]) for name in names}
+    except KeyError as error:
+        raise CheckpointError(f"the checkpoint has no {error} of a private run") from error
+    numbers = {name: float(part) for name, part in parts.items() if not part.ndim}
+    return PrivateState(**{**parts, **numbers})

@@ -1,13 +1,20 @@
 """Where the nodes of a simulation run.
 
-``inprocess`` is embedded and starts at once; ``ray`` is Flower's simulation engine. Both run
-the same apps, so one seed gives the same numbers on either. ``lockstep`` trains the small models of
-many nodes at once: of streams without any apps, else with the same apps up to where they train.
+``inprocess`` is embedded and starts at once; ``lockstep`` is the same with all nodes' training as
+one computation (`simulations.backends.lockstep`); ``ray`` is Flower's simulation engine. All run
+the same apps, so one seed gives the same numbers everywhere, with lockstep up to rounding.
+
+Flower starts a Ray of its own unless this process is connected to one; with ``backend.address`` we
+connect first. Workers there get this process' search path for modules, so code and data must lie
+under the same paths on all machines: a shared folder, or the same image.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import socket
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -16,17 +23,18 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from gems_flwr.client.limits import UNLIMITED
-from gems_flwr.client.task import Task, TaskSet
-from gems_flwr.client.task_app import task_client_app
-from gems_flwr.runtime.inprocess_grid import InProcessGrid
-from simulations.backends.cluster import connect, disconnect
+from gems_flwr import InProcessGrid, Task, TaskSet, task_client_app
+from gems_flwr.errors import GemsError
+from gems_flwr.node.limits import UNLIMITED
 from simulations.backends.lockstep import LockstepGrid
-from simulations.backends.lockstep_training import LockstepTrainingGrid
 from simulations.config import BackendConfig, RunConfig
 from simulations.experiment.experiment import experiment_of
 
 Server = Callable[[Grid], dict[str, Any]]
+
+
+class ClusterError(GemsError, ConnectionError):
+    """A Ray cluster that cannot be used; the message says what is missing."""
 
 
 def simulated_client_app(config: RunConfig) -> ClientApp:
@@ -41,20 +49,11 @@ def simulated_client_app(config: RunConfig) -> ClientApp:
 
 def run_on_backend(config: RunConfig, server: Server) -> dict[str, Any]:
     """Start the nodes, let `server` work with them, and return what it returns."""
-    is_lockstep = config.backend.kind == "lockstep"
-    if is_lockstep and config.stream.is_on:
-        return server(LockstepGrid(experiment_of(config.to_json())))
     app = simulated_client_app(config)
-    if is_lockstep:
-        return server(LockstepTrainingGrid(app, config.nodes))
-    if config.backend.kind == "inprocess":
-        return server(InProcessGrid(app, config.nodes))
-    return run_on_ray(app, config.nodes, config.backend, server)
-
-
-def _gpus(backend: BackendConfig) -> dict[str, int]:
-    """Return what Ray is told of GPUs; without `total_gpus` it counts those that it finds."""
-    return {} if backend.total_gpus is None else {"num_gpus": backend.total_gpus}
+    if config.backend.kind == "ray":
+        return run_on_ray(app, config.nodes, config.backend, server)
+    grid = LockstepGrid if config.backend.kind == "lockstep" else InProcessGrid
+    return server(grid(app, config.nodes))
 
 
 def run_on_ray(
@@ -66,18 +65,15 @@ def run_on_ray(
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     from flwr.simulation import run_simulation
 
-    if backend.address is None:
-        # Told to be its own, or it would look for one that runs on this machine and join that.
-        init_args: dict[str, Any] = {
-            "address": "local",
-            "num_cpus": backend.total_cpus,
-            **_gpus(backend),
-            "log_to_driver": False,
-            "logging_level": "ERROR",
-        }
-    else:
+    init_args: dict[str, Any] = {}
+    if backend.address is not None:
         connect(backend)
-        init_args = {}
+    else:
+        # Its own, or it would look for one that runs on this machine and join that.
+        init_args = {"address": "local", "num_cpus": backend.total_cpus}
+        init_args |= {"log_to_driver": False, "logging_level": "ERROR"}
+        if backend.total_gpus is not None:  # else Ray counts those that it finds
+            init_args["num_gpus"] = backend.total_gpus
     results: list[dict[str, Any]] = []
     server_app = ServerApp()
 
@@ -85,6 +81,8 @@ def run_on_ray(
     def main(grid: Grid, context: Context) -> None:
         results.append(server(grid))
 
+    resources: dict[str, Any] = {"num_cpus": backend.client_cpus, "num_gpus": backend.client_gpus}
+    shape: Any = {"client_resources": resources, "init_args": init_args}
     python_path = os.environ.get("PYTHONPATH")
     try:
         # It announces its own deprecation.
@@ -94,23 +92,46 @@ def run_on_ray(
                 server_app,
                 app,
                 num_supernodes=nodes,
-                backend_config={
-                    "client_resources": {
-                        "num_cpus": backend.client_cpus,
-                        "num_gpus": backend.client_gpus,
-                    },
-                    "init_args": init_args,
-                },
+                backend_config=shape,
             )
     except KeyboardInterrupt:
         # Flower's server thread would go on waiting for replies; what it received is on disk.
         os._exit(130)
     finally:
         if backend.address is not None:
-            disconnect()
+            # Ends the connection; the cluster goes on.
+            import ray
+
+            ray.shutdown()
         # Flower puts its folder on the path at every run.
-        if python_path is None:
-            os.environ.pop("PYTHONPATH", None)
-        else:
+        os.environ.pop("PYTHONPATH", None)
+        if python_path is not None:
             os.environ["PYTHONPATH"] = python_path
     return results[0]
+
+
+def connect(backend: BackendConfig) -> None:
+    """Connect this process to the cluster at ``backend.address``, or raise a ClusterError."""
+    import ray
+
+    # Workers inherit the environment of their machine, not that of this process.
+    ours = {k: v for k, v in os.environ.items() if k.startswith(("GEMS_FLWR_", "FLWR_"))}
+    ours["PYTHONPATH"] = os.pathsep.join(each for each in sys.path if each)
+    host, _, port = (backend.address or "").rpartition(":")
+    try:
+        if host:  # where nothing listens Ray itself tries for minutes
+            socket.create_connection((host, int(port)), timeout=20).close()
+        ray.init(
+            address=backend.address,
+            runtime_env={"env_vars": ours},
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    # Ray has no errors of its own for this: wrong versions, other machines, no cluster.
+    except (OSError, RuntimeError, ValueError, AssertionError) as error:
+        ray.shutdown()
+        raise ClusterError(
+            f"backend.address={backend.address}: no Ray cluster could be reached "
+            f"({' '.join(str(error).split())}); this command must run on a machine of the cluster: "
+            "start Ray there with `ray start --address=…`, or the cluster with `ray start --head`"
+        ) from error

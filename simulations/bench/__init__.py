@@ -1,1 +1,1 @@
-"""Speed as ratios within one run, against the obvious way and against the physical limit."""
+"""What messages, packing, spaces, sums, sampling and training cost: ``make bench``."""

@@ -1,48 +1,53 @@
-"""Finding data on disk, and saying in one sentence what to put where when it is not there."""
+"""Finding data on disk, and one sentence about what to put where when it is not there."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gzip
-import math
 import os
-import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gems_flwr.disk.lock import hold_folder
+from gems_flwr.core.disk import hold_folder
 from gems_flwr.errors import GemsError
+from simulations.data.examples import Dataset
 
 DATA_VARIABLE = "GEMS_FLWR_DATA"
 """Environment variable that names the data folder when ``data_dir`` is not given."""
 
-_UNSIGNED_BYTE = 0x08
-"""The only element type of the idx format that the MNIST family uses."""
+# A run needs one data set, a sweep over seeds at most two at once.
+_KEPT = 2
+P = ParamSpec("P")
 
 
 class MissingDataError(GemsError, FileNotFoundError):
     """A data set's files are not there; the message says what to put where."""
 
 
+def kept_in_memory(load: Callable[P, Dataset]) -> Callable[P, Dataset]:
+    """Keep the last data sets of a loader: nodes of one process ask for them with every message."""
+
+    @functools.lru_cache(maxsize=_KEPT)
+    def kept(_: str | None, *arguments: P.args, **options: P.kwargs) -> Dataset:
+        return load(*arguments, **options)
+
+    @functools.wraps(load)
+    def loader(*arguments: P.args, **options: P.kwargs) -> Dataset:
+        return kept(os.environ.get(DATA_VARIABLE), *arguments, **options)  # type: ignore[arg-type]
+
+    return loader
+
+
 def data_folder(data_dir: str | Path | None, name: str) -> Path:
-    """Return the data folder: the argument, or else what the environment variable names.
+    """Return the folder as configured, or else what the environment variable names.
 
-    Parameters
-    ----------
-    data_dir : str or Path or None
-        The folder as configured.
-    name : str
-        The data set that asks, for the error message.
-
-    Raises
-    ------
-    MissingDataError
-        If neither names a folder.
+    If neither names one, it is a MissingDataError of the data set `name`.
     """
     chosen = data_dir if data_dir not in (None, "") else os.environ.get(DATA_VARIABLE)
     if not chosen:
@@ -53,14 +58,9 @@ def data_folder(data_dir: str | Path | None, name: str) -> Path:
     return Path(chosen).expanduser()
 
 
-def data_file(folder: Path, relative: str, name: str) -> Path:
-    """Return the path of a data set's file.
-
-    Raises
-    ------
-    MissingDataError
-        If the file is not there.
-    """
+def data_file(data_dir: str | Path | None, relative: str, name: str) -> Path:
+    """Return the path of a data set's file, or raise a MissingDataError."""
+    folder = data_folder(data_dir, name)
     path = folder / relative
     if not path.is_file():
         raise MissingDataError(
@@ -70,33 +70,8 @@ def data_file(folder: Path, relative: str, name: str) -> Path:
     return path
 
 
-@contextlib.contextmanager
-def one_downloads(folder: Path, download: bool) -> Iterator[None]:
-    """Let one process at a time look for files and fetch them; the others find them whole.
-
-    Parameters
-    ----------
-    folder : Path
-        Where files are looked for, and put.
-    download : bool
-        Whether anything may be fetched; if not, or if the folder cannot be written to, nobody
-        waits.
-    """
-    if not download or (folder.exists() and not os.access(folder, os.W_OK)):
-        yield
-        return
-    with hold_folder(folder, wait=True):
-        yield
-
-
-def read_arrays(path: Path, keys: tuple[str, ...]) -> list[NDArray[Any]]:
-    """Read named arrays of an ``.npz`` file, refusing pickled objects.
-
-    Raises
-    ------
-    ValueError
-        If the file lacks one of the arrays.
-    """
+def read_arrays(path: Path, *keys: str) -> list[NDArray[Any]]:
+    """Read named arrays of an ``.npz`` file, refusing pickled objects."""
     with np.load(path, allow_pickle=False) as archive:
         absent = [key for key in keys if key not in archive.files]
         if absent:
@@ -105,32 +80,41 @@ def read_arrays(path: Path, keys: tuple[str, ...]) -> list[NDArray[Any]]:
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """Read a gzipped idx file of unsigned bytes, the format of MNIST and Fashion-MNIST.
+    """Read a gzipped idx file of unsigned bytes, as MNIST and its like are published.
 
-    Torchvision reads only unpacked files and unpacks them in place, which a read-only data folder
-    does not allow; this reads them as they were published.
-
-    Raises
-    ------
-    ValueError
-        If the file is damaged or of another type.
+    torchvision unpacks such files beside themselves, which a read-only data folder does not allow.
     """
     try:
         with gzip.open(path, "rb") as stream:
             content = stream.read()
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path} is not a complete gzip file ({error}); copy it again") from error
-    # Header: two zero bytes, the element type, the number of axes, then each axis' length.
-    if len(content) < 4 or content[:3] != bytes((0, 0, _UNSIGNED_BYTE)):
-        raise ValueError(f"{path} is not an idx file of unsigned bytes")
-    axes = content[3]
-    start = 4 + 4 * axes
-    if len(content) < start:
-        raise ValueError(f"{path} ends within its header; copy it again")
-    shape = struct.unpack(f">{axes}I", content[4:start])
-    if len(content) - start != math.prod(shape):
-        raise ValueError(
-            f"{path} announces {math.prod(shape)} bytes of shape {shape}, "
-            f"but has {len(content) - start}; copy it again"
-        )
-    return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
+        # Two zero bytes, the element type, the number of axes, each axis' length, the elements.
+        if content[:3] != b"\0\0\x08":
+            raise ValueError("not an idx file of unsigned bytes")
+        axes = content[3]
+        shape = np.frombuffer(content, ">u4", axes, offset=4)
+        return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape)
+    except (EOFError, IndexError, ValueError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path} is damaged ({error}); copy it again") from error
+
+
+def torchvision_dataset(kind: str, name: str, folder: Path, train: bool, download: bool) -> Any:
+    """Return a data set of torchvision; whatever goes wrong is a MissingDataError."""
+    from torchvision import datasets  # late: it takes seconds that most loads can save
+
+    try:
+        return getattr(datasets, kind)(folder, train=train, download=download)
+    except (OSError, RuntimeError) as error:  # its way to say absent, damaged or unreachable
+        raise MissingDataError(
+            f"{name} is not in {folder} ({error}); put its files there, or set data_dir=… (or "
+            f"{DATA_VARIABLE}) to the folder that has them, or dataset.download=true to fetch them."
+        ) from error
+
+
+@contextlib.contextmanager
+def one_downloads(folder: Path, download: bool) -> Iterator[None]:
+    """Let one process at a time look for files and fetch them; the others find them whole."""
+    if not download or (folder.exists() and not os.access(folder, os.W_OK)):
+        yield
+        return
+    with hold_folder(folder, wait=True):
+        yield

@@ -17,21 +17,14 @@ from simulations.data.splits import balanced_sample, stratified_sample
 class Examples:
     """Labelled examples, kept as they are stored (pixels stay bytes) to save memory.
 
-    Both arrays are read-only views: a data set is shared by all nodes of a process, and a node that
-    changed its share would change everybody's.
+    Both arrays are read-only views, because all nodes of a process share one data set.
 
     Parameters
     ----------
     features : np.ndarray
         One row per example: uint8 pixels, or float16 / float32 feature vectors.
     labels : np.ndarray
-        One class per example, converted to int64; or one number per example, floats, which become
-        float32.
-
-    Raises
-    ------
-    ValueError
-        If the labels are not a vector, or there is not exactly one label per row of features.
+        One class (int64) or one number (float32) per example.
     """
 
     features: NDArray[Any]
@@ -62,13 +55,7 @@ class Examples:
 
     @classmethod
     def concatenate(cls, parts: Sequence[Self]) -> Self:
-        """Join several parts to one, in the order given.
-
-        Raises
-        ------
-        ValueError
-            If there is no part, or their features differ in shape.
-        """
+        """Join several parts to one, in the order given."""
         if not parts:
             raise ValueError("there must be at least one part to concatenate, got none")
         shapes = {part.features.shape[1:] for part in parts}
@@ -80,13 +67,7 @@ class Examples:
         )
 
     def class_counts(self, classes: int) -> NDArray[np.int64]:
-        """Return how many examples each of the classes 0 … ``classes - 1`` has.
-
-        Raises
-        ------
-        ValueError
-            If a label is outside that range, or no class but a number.
-        """
+        """Return how many examples each of the classes 0 … ``classes - 1`` has."""
         if self.labels.dtype.kind == "f":
             raise ValueError(f"labels must be classes 0 … {classes - 1}, got {self.labels.dtype}")
         if len(self) and not 0 <= self.labels.min() <= self.labels.max() < classes:
@@ -121,12 +102,6 @@ class Dataset:
     groups : np.ndarray, optional
         Where each training example comes from, 0 … number of groups - 1: what ``partition=groups``
         divides by. None: the data set knows no groups.
-
-    Raises
-    ------
-    ValueError
-        If a part has another shape, a label is out of range or not finite, or there is not exactly
-        one group per training example.
     """
 
     name: str
@@ -166,7 +141,7 @@ class Dataset:
 
 
 def strata(labels: NDArray[Any]) -> NDArray[np.int64]:
-    """Return what samples keep the proportions of: classes as they are, numbers all alike."""
+    """Return what samples keep the proportions of: classes; numbers are all alike."""
     return np.zeros(len(labels), np.int64) if labels.dtype.kind == "f" else labels
 
 
@@ -191,18 +166,9 @@ def assemble(
     name, classes, scale, test
         As in `Dataset`.
     pool : Examples
-        All training examples.
+        All training examples; `groups` has the group of each.
     public : int
-        Size of the public sample, 0 … ``len(pool) - 1``.
-    seed : int
-        Decides which examples become public.
-    groups : np.ndarray, optional
-        The group of every example of the pool.
-
-    Raises
-    ------
-    ValueError
-        If ``public`` is out of range, or there is not one group per example.
+        Size of the public sample, 0 … ``len(pool) - 1``; the seed decides who is in it.
     """
     if not isinstance(public, int) or not 0 <= public < len(pool):
         raise ValueError(
@@ -238,21 +204,12 @@ def _checked_groups(groups: NDArray[Any], count: int, whose: str) -> NDArray[np.
     return found.astype(np.int64, copy=False).view()
 
 
-def balance(dataset: Dataset, per_class: int, seed: int) -> Dataset:
+def balance_classes(dataset: Dataset, per_class: int, seed: int) -> Dataset:
     """Return a data set whose training part has the same number of every class.
 
     The public sample keeps its size and is balanced, too; the test part stays as it is, so that
     balanced accuracy is to be reported. Examples of rare classes repeat, and a node may then have
     the same one for training and for validation.
-
-    Parameters
-    ----------
-    dataset : Dataset
-        Any.
-    per_class : int
-        Training examples of each class.
-    seed : int
-        Decides which examples.
     """
     if not dataset.classes:
         raise ValueError(f"{dataset.name} has no classes to balance: set dataset.balance=null")

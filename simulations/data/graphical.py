@@ -19,29 +19,20 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gems_flwr.runtime.seeding import derive_seed, generator
+from gems_flwr.core.run import derive_seed, generator
 from simulations.data.examples import Dataset, Examples
 
 
 @dataclass(frozen=True)
 class GraphicalModel:
-    """One concept.
+    """One concept."""
 
-    Parameters
-    ----------
-    agreement : ndarray of shape (hidden,)
-        Probability with which a hidden variable has the sign of the class.
-    parents : ndarray of int of shape (observed,)
-        The hidden variable of each observed one.
-    weights : ndarray of shape (observed,)
-        How strongly it shows.
-    noise : float
-        Standard deviation of what is added to each observed variable.
-    """
-
+    # Probability with which a hidden variable has the sign of the class.
     agreement: NDArray[np.float64]
+    # The hidden variable of each observed one, and how strongly it shows.
     parents: NDArray[np.int64]
     weights: NDArray[np.float64]
+    # Standard deviation of what is added to each observed variable.
     noise: float = 0.5
 
     @classmethod
@@ -70,19 +61,7 @@ class GraphicalModel:
 
 @dataclass(frozen=True, eq=False)
 class GeneratedDataset(Dataset):
-    """A data set with a source that never runs dry, for every concept.
-
-    Parameters
-    ----------
-    hidden : int
-        Hidden variables of each concept.
-    noise : float
-        Noise of each concept.
-    seed : int
-        Source of the concepts.
-    **dataset
-        See `Dataset`; its examples are drawn from concept 0.
-    """
+    """A data set with an endless source for every concept; its examples are of concept 0."""
 
     hidden: int
     noise: float
@@ -109,12 +88,8 @@ def graphical(
 
     Parameters
     ----------
-    data_dir : str or Path or None
-        Not used: nothing is read.
-    seed : int
-        Decides everything; at least 0.
-    public : int
-        Size of the server's public sample.
+    data_dir, seed, public
+        See `simulations.data`; no file is read.
     examples : int
         Training examples that are divided among the nodes, and a fifth as many for testing. A
         stream draws new ones instead.
@@ -124,11 +99,6 @@ def graphical(
         Hidden variables, at least 1.
     noise : float
         Standard deviation of the noise on observed variables, at least 0.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
     """
     for name, value in (("examples", examples), ("dimensions", dimensions), ("hidden", hidden)):
         if value < 1:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+Positions = NDArray[np.int64]
 
-def apportion(
-    weights: NDArray[Any], total: int, limits: NDArray[np.int64] | None = None
-) -> NDArray[np.int64]:
+
+def apportion(weights: NDArray[Any], total: int, limits: Positions | None = None) -> Positions:
     """Divide ``total`` whole items in proportion to ``weights`` (largest remainder method).
 
     Parameters
@@ -20,13 +20,7 @@ def apportion(
     total : int
         Number of items, at least 0.
     limits : np.ndarray, optional
-        The most items that each part can take; together at least ``total``. What a full part
-        cannot take goes to the others.
-
-    Returns
-    -------
-    np.ndarray
-        One whole number per weight; they sum to ``total``.
+        The most items that each part can take. What a full part cannot take goes to the others.
 
     Raises
     ------
@@ -39,38 +33,20 @@ def apportion(
         raise ValueError(f"limits must sum to at least {total}, got {room.sum()}")
     exact = np.minimum(shares * (total / shares.sum()), room)
     # The tiny push undoes floating-point products such as 0.1 * 30 = 2.9999999999999996.
-    counts: NDArray[np.int64] = np.minimum(np.floor(exact + 1e-9).astype(np.int64), room)
+    counts: Positions = np.minimum(np.floor(exact + 1e-9).astype(np.int64), room)
     # A stable sort, so that equal remainders go to the first parts on every machine.
     order = np.argsort(-(exact - counts), kind="stable")
     while (missing := total - int(counts.sum())) > 0:
-        takers = order[counts[order] < room[order]][:missing]
-        counts[takers] += 1
+        counts[order[counts[order] < room[order]][:missing]] += 1
     return counts
 
 
 def stratified_sample(
-    labels: NDArray[np.int64],
-    size: int,
-    rng: np.random.Generator,
-    limits: NDArray[np.int64] | None = None,
-) -> NDArray[np.int64]:
-    """Draw positions without repetition, each class in proportion to its frequency.
+    labels: NDArray[Any], size: int, rng: np.random.Generator, limits: Positions | None = None
+) -> Positions:
+    """Draw sorted positions without repetition, each class in proportion to its frequency.
 
-    Parameters
-    ----------
-    labels : np.ndarray
-        The class of every example.
-    size : int
-        How many to draw, 0 … ``len(labels)``.
-    rng : np.random.Generator
-        The source of chance.
-    limits : np.ndarray, optional
-        The most to draw from each class, in the order of ``np.unique(labels)``.
-
-    Returns
-    -------
-    np.ndarray
-        Sorted positions.
+    Of each class at most ``limits`` are drawn, in the order of ``np.unique(labels)``.
     """
     if size == 0:
         return np.empty(0, dtype=np.int64)
@@ -83,27 +59,11 @@ def stratified_sample(
     return np.sort(np.concatenate(drawn)).astype(np.int64)
 
 
-def balanced_sample(
-    labels: NDArray[np.int64], per_class: int, rng: np.random.Generator
-) -> NDArray[np.int64]:
-    """Draw positions so that every class that occurs has the same number.
+def balanced_sample(labels: NDArray[Any], per_class: int, rng: np.random.Generator) -> Positions:
+    """Draw sorted positions so that every class that occurs has the same number, at least 1.
 
     A class with enough examples is drawn from without repetition; of a smaller one every example
     is taken as often as any other, give or take one.
-
-    Parameters
-    ----------
-    labels : np.ndarray
-        The class of every example.
-    per_class : int
-        How many of each class, at least 1.
-    rng : np.random.Generator
-        The source of chance.
-
-    Returns
-    -------
-    np.ndarray
-        Sorted positions, with repetitions.
     """
     if not isinstance(per_class, int) or per_class < 1:
         raise ValueError(f"dataset.balance must be at least 1, or null, got {per_class!r}")
@@ -116,32 +76,13 @@ def balanced_sample(
 
 
 def split_validation(
-    labels: NDArray[np.int64], fraction: float, seed: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Split one node's examples into training and validation, each class in proportion.
+    labels: NDArray[Any], fraction: float, seed: int
+) -> tuple[Positions, Positions]:
+    """Split one node's examples into training and validation positions, by class.
 
     Every class keeps at least one training example, so a class with a single example is never
-    validated on. With a positive ``fraction`` the validation part has at least one example as
-    long as some class has two; only a node whose classes all have one example gets none.
-
-    Parameters
-    ----------
-    labels : np.ndarray
-        The classes of the node's examples.
-    fraction : float
-        Share of the examples for validation, 0 ≤ fraction < 1.
-    seed : int
-        Decides which examples; at least 0.
-
-    Returns
-    -------
-    tuple of np.ndarray
-        Sorted positions for training, and for validation; together they are all positions.
-
-    Raises
-    ------
-    ValueError
-        If ``fraction`` is out of range.
+    validated on. With a positive ``fraction``, below 1, the validation part has at least one
+    example as long as some class has two.
     """
     if not 0 <= fraction < 1:
         raise ValueError(f"the validation fraction must be in [0, 1), got {fraction}")

@@ -20,7 +20,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from gems_flwr.runtime.flower_cli import COMPLETED
+from gems_flwr.tools import COMPLETED
 from simulations.command_line import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path("runs/deploy-demo")
 NODES = ("north", "south", "west")
 _RUN_SECONDS = 300.0
-_REPLY = re.compile(r"event=reply .*node=(\S+) what=space bytes=(\d+)")
+_REPLY = re.compile(r"event=reply .*node=(\S+) what=cone bytes=(\d+)")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help=f"where to write, instead of an earlier demo; {FOLDER}",
     )
     output: Path = parser.parse_args(arguments).output
-    # Whoever ends the demo from outside gets the same clean end as with Ctrl-C.
+    # Ended from outside it stops as cleanly as with Ctrl-C.
     signal.signal(signal.SIGTERM, _interrupt)
     console = Console()
     try:
@@ -73,7 +73,7 @@ def _demo(output: Path, console: Console) -> int:
     console.print(_table(experiment, result, replies))
     console.print(
         f"One model for all ten digits after one round: accuracy "
-        f"[bold]{result['accuracy']:.3f}[/bold] on digits that nobody trained on; "
+        f"[bold]{result['accuracy']:.3f}[/bold] on digits that no node trained on; "
         f"{result['bytes_up'] / 1e3:.1f} KB up, {result['bytes_down'] / 1e3:.1f} KB down."
     )
     console.print(f"[dim]{output}: the result, the model, and the processes' logs[/dim]")

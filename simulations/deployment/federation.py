@@ -22,15 +22,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 
-from gems_flwr.errors import GemsError
-from gems_flwr.runtime.flower_cli import FlowerCli
-from simulations.deployment.credentials import NodeKeys, make_node_keys, make_server_credentials
-from simulations.deployment.processes import family, send
+from gems_flwr import GemsError
+from gems_flwr.tools import FlowerCli
+from simulations.deployment.credentials import Keys, make_node_keys, make_server_credentials
 
 _BIN = Path(sys.executable).parent
 _CONNECTION = "local-deployment"
@@ -42,7 +40,7 @@ T = TypeVar("T")
 
 
 class DeploymentError(GemsError, RuntimeError):
-    """Something of the federation did not start or did not do as told; the message says what."""
+    """Something of the federation did not start or failed; the message says what."""
 
 
 class Federation:
@@ -61,7 +59,7 @@ class Federation:
         self.address = f"127.0.0.1:{free_port()}"
         self._extra = dict(environment or {})
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._keys: dict[str, NodeKeys] = {}
+        self._keys: dict[str, Keys] = {}
         self._credentials = make_server_credentials(self.folder / "credentials")
         self._write_cli_config()
 
@@ -74,12 +72,7 @@ class Federation:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop everything."""
         self.stop()
 
@@ -93,8 +86,8 @@ class Federation:
             "superlink",
             "flower-superlink",
             *("--host", host, "--port", port, "--database", str(self.folder / "superlink.db")),
-            *("--ssl-ca-certfile", str(made.authority), "--ssl-certfile", str(made.certificate)),
-            *("--ssl-keyfile", str(made.key), "--enable-supernode-auth"),
+            *("--ssl-ca-certfile", str(made.public), "--ssl-certfile", str(made.public)),
+            *("--ssl-keyfile", str(made.private), "--enable-supernode-auth"),
             "--disable-runtime-dependency-installation",
         )
         wait_until(
@@ -134,7 +127,7 @@ class Federation:
             name,
             "flower-supernode",
             *("--superlink", self.address, "--port", str(free_port()), "--node-config", config),
-            *("--root-certificates", str(self._credentials.authority)),
+            *("--root-certificates", str(self._credentials.public)),
             *("--auth-supernode-private-key", str(self._keys[name].private)),
         )
 
@@ -188,7 +181,7 @@ class Federation:
     @property
     def flwr(self) -> FlowerCli:
         """Flower's command line, connected to this SuperLink."""
-        return FlowerCli(_CONNECTION, self._environment(_CLI), self._neutral())
+        return FlowerCli(_CONNECTION, self._environment(_CLI), self._made("empty"))
 
     def submit(self, app: Path, **config: str) -> int:
         """Submit an app with values for its run config; return the run's id."""
@@ -202,12 +195,11 @@ class Federation:
     # --- helpers ------------------------------------------------------------------------------
 
     def _start(self, name: str, command: str, *arguments: str) -> None:
-        logs = self.folder / "logs"
-        logs.mkdir(exist_ok=True)
-        with (logs / f"{name}.log").open("ab") as log:
+        with (self._made("logs") / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 [str(_BIN / command), *arguments],
-                cwd=self._neutral(),
+                # Flower's workers put their working directory first on the path.
+                cwd=self._made("empty"),
                 env=self._environment(name),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -224,29 +216,22 @@ class Federation:
         return {
             **os.environ,
             "PATH": f"{_BIN}{os.pathsep}{os.environ.get('PATH', '')}",
-            "FLWR_HOME": str(self._home(name)),
+            "FLWR_HOME": str(self._made("homes", name)),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             **self._extra,
         }
 
-    def _home(self, name: str) -> Path:
-        """Return the folder that a process has for Flower's own files; made if need be."""
-        folder = self.folder / "homes" / name
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
-
-    def _neutral(self) -> Path:
-        # Flower's workers put their working directory first on the path.
-        folder = self.folder / "empty"
+    def _made(self, *place: str) -> Path:
+        folder = self.folder.joinpath(*place)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def _write_cli_config(self) -> None:
         """Tell Flower's command line where this SuperLink is."""
-        (self._home(_CLI) / "config.toml").write_text(
+        (self._made("homes", _CLI) / "config.toml").write_text(
             f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n'
-            f'address = "{self.address}"\nroot-certificates = "{self._credentials.authority}"\n'
+            f'address = "{self.address}"\nroot-certificates = "{self._credentials.public}"\n'
         )
 
 
@@ -267,7 +252,7 @@ def wait_until(condition: Callable[[], T], seconds: float, complaint: str) -> T:
 
 
 def free_port() -> int:
-    """Return a port of the loopback interface that nobody listens on now."""
+    """Return a port of the loopback interface that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -279,3 +264,27 @@ def _answers(host: str, port: int) -> bool:
             return True
     except OSError:
         return False
+
+
+# --- ending a process together with everything that it started, in whichever session that is -----
+
+
+def family(pid: int) -> list[int]:
+    """Return a process and all its descendants, elders first."""
+    found = [pid]
+    for member in found:
+        if Path("/proc/self").exists():
+            for listed in Path(f"/proc/{member}/task").glob("*/children"):
+                with contextlib.suppress(OSError):
+                    found.extend(map(int, listed.read_text().split()))
+        else:  # macOS
+            done = subprocess.run(["pgrep", "-P", str(member)], capture_output=True, text=True)
+            found.extend(map(int, done.stdout.split()))
+    return found
+
+
+def send(pids: Iterable[int], how: signal.Signals) -> None:
+    """Send a signal to processes; those that have ended are passed over."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, how)

@@ -21,19 +21,25 @@ from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import Progress
 
-from gems_flwr.disk.files import replacing
-from gems_flwr.runtime.seeding import derive_seed, generator
+from gems_flwr.core import derive_seed, generator
+from gems_flwr.core.disk import replacing
 from simulations.config import ConfigError
-from simulations.driving.expert import SPEED_M_PER_S, hold_speed, pursue
-from simulations.driving.simulator import HEIGHT, STEPS_PER_SECOND, WIDTH, Simulator
+from simulations.driving.controller import SPEED_M_PER_S, hold_speed, pursue
+from simulations.driving.simulator import (
+    HEIGHT,
+    STEPS_PER_SECOND,
+    WIDTH,
+    Simulator,
+    require_simulator,
+)
 
 FOLDER = "driving"
-VERSION = 1
-"""Of what files hold and how it is made; a change of either is another version."""
 STEPS_PER_FRAME = 2
+# Until the car has its speed; nothing of that is recorded.
 _LAUNCH_STEPS = STEPS_PER_SECOND
-"""Until the car has its speed; nothing of that is recorded."""
 _SHORTEST_HOLD, _LONGEST_HOLD = 10, 40
 
 
@@ -59,35 +65,27 @@ class RecordingOptions:
     noise: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.tracks < 1:
-            raise ConfigError(f"--tracks must be at least 1, got {self.tracks}")
-        if self.frames_per_track < 2:
-            raise ConfigError(f"--frames-per-track must be at least 2, got {self.frames_per_track}")
-        if self.seed < 0:
-            raise ConfigError(f"--seed must be at least 0, got {self.seed}")
-        if not 0 <= self.noise <= 1:
-            raise ConfigError(f"--noise must be in [0, 1], got {self.noise}")
+        if self.frames_per_track < 2 or self.seed < 0 or not 0 <= self.noise <= 1:
+            raise ConfigError(
+                "a recording has a --frames-per-track of at least 2, a --seed of at least 0 and a "
+                f"--noise in [0, 1], got {self.frames_per_track}, {self.seed} and {self.noise}"
+            )
 
     def meta(self, track: int) -> dict[str, Any]:
-        """Return what a file says of itself; the number of tracks is none of its business."""
+        """Return what a file has about itself; the number of tracks does not matter to it."""
         options = asdict(self)
         del options["tracks"]
-        return options | {
-            "track": track,
-            "track_seed": recorded_track_seed(self.seed, track),
-            "speed_m_per_s": SPEED_M_PER_S,
-            "version": VERSION,
-        }
+        seed = recorded_track_seed(self.seed, track)
+        return options | {"track": track, "track_seed": seed, "speed_m_per_s": SPEED_M_PER_S}
 
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """One file: what `simulations.data` reads."""
+    """One file: images, angles, and the share of frames with the car's middle on the road."""
 
     images: NDArray[np.uint8]
     angles: NDArray[np.float32]
     on_road: float
-    """Share of the frames at which the middle of the car was between the sidelines."""
 
 
 def recorded_track_seed(seed: int, track: int) -> int:
@@ -98,26 +96,17 @@ def recorded_track_seed(seed: int, track: int) -> int:
 def unseen_track_seed(seed: int, track: int) -> int:
     """Return the simulator's seed of a track to drive on.
 
-    It is always odd, and those of recordings are even: whatever the seeds are, nobody was trained
-    on a track that a model is judged on.
+    It is always odd, and those of recordings are even: whatever the seeds are, no model was trained
+    on a track that it is judged on.
     """
     return (derive_seed(seed, "driving", "unseen", track) >> 32 << 1) + 1
 
 
 def held_noise(rng: np.random.Generator, steps: int, largest: float) -> NDArray[np.float64]:
-    """Return disturbances of the steering, one per step.
+    """Return disturbances of the steering, one per step, uniform in [-largest, largest].
 
     Each is held for 10 to 40 steps (0.2 to 0.8 seconds); every second one is zero, so that the
     controller gets the car back in between.
-
-    Parameters
-    ----------
-    rng : Generator
-        Where they come from.
-    steps : int
-        How many.
-    largest : float
-        They are uniform in [-largest, largest].
     """
     parts: list[NDArray[np.float64]] = []
     total, is_calm = 0, True
@@ -132,17 +121,7 @@ def held_noise(rng: np.random.Generator, steps: int, largest: float) -> NDArray[
 def record_track(
     options: RecordingOptions, track: int, on_frame: Callable[[], None] = lambda: None
 ) -> Recording:
-    """Drive one track in both directions.
-
-    Parameters
-    ----------
-    options : RecordingOptions
-        See there.
-    track : int
-        Which, from 0.
-    on_frame : callable
-        Called after every frame.
-    """
+    """Drive one track in both directions."""
     total = options.frames_per_track
     images = np.empty((total, HEIGHT, WIDTH), dtype=np.uint8)
     angles = np.empty(total, dtype=np.float32)
@@ -168,11 +147,6 @@ def record_track(
     return Recording(images, angles, on_road / total)
 
 
-def track_file(data_dir: Path, track: int) -> Path:
-    """Return where the recording of a track is."""
-    return data_dir / FOLDER / f"track-{track:03d}.npz"
-
-
 def save_recording(path: Path, recording: Recording, meta: dict[str, Any]) -> None:
     """Write a file, whole or not at all."""
     text = json.dumps(meta | {"on_road": recording.on_road}, sort_keys=True)
@@ -183,13 +157,7 @@ def save_recording(path: Path, recording: Recording, meta: dict[str, Any]) -> No
 
 
 def load_recording(path: Path, meta: dict[str, Any]) -> Recording:
-    """Read a file that was made with these options.
-
-    Raises
-    ------
-    ConfigError
-        If it is no recording, or one of other options: it says of which.
-    """
+    """Read a file that was made with these options; a ConfigError names what differs."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             found = json.loads(str(archive["meta"]))
@@ -208,3 +176,36 @@ def load_recording(path: Path, meta: dict[str, Any]) -> Recording:
             "record with the same options, remove it, or choose another --data-dir"
         )
     return Recording(images, angles, on_road)
+
+
+def record(options: RecordingOptions, data_dir: Path, console: Console) -> list[Recording]:
+    """Record what is not there yet, print what all tracks hold, and return them in order.
+
+    Raises
+    ------
+    ConfigError
+        If the simulator is not installed, or a file is there that was made with other options.
+    """
+    require_simulator()
+    tracks = range(options.tracks)
+    paths = [data_dir / FOLDER / f"track-{track:03d}.npz" for track in tracks]
+    # Before the first hour is spent.
+    found = {t: load_recording(paths[t], options.meta(t)) for t in tracks if paths[t].exists()}
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        total, done = (n * options.frames_per_track for n in (options.tracks, len(found)))
+        bar = progress.add_task("recording", total=total, completed=done)
+        for track in tracks:
+            if track not in found:
+                progress.update(bar, description=f"track {track + 1} of {options.tracks}")
+                made = record_track(options, track, lambda: progress.advance(bar))
+                save_recording(paths[track], made, options.meta(track))
+                found[track] = made
+    recordings = [found[track] for track in tracks]
+    angles = np.concatenate([each.angles for each in recordings])
+    on_road = np.mean([each.on_road for each in recordings])
+    console.print(
+        f"{data_dir / FOLDER}: {len(angles):,} frames of {options.tracks} tracks, {on_road:.1%} on "
+        f"the road; angles {angles.mean():+.3f} ± {angles.std():.3f}",
+        soft_wrap=True,
+    )
+    return recordings

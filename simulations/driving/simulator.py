@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulations.config import ConfigError
-from simulations.driving.expert import FULL_LOCK_RADIANS, CarState
+from simulations.driving.controller import FULL_LOCK_RADIANS, CarState
 from simulations.driving.road import Road
 
 Image = NDArray[np.uint8]
@@ -53,26 +53,9 @@ def camera_image(view: NDArray[np.uint8]) -> Image:
 
 
 class Simulator:
-    """A car on a track, standing at its start.
+    """A car on a track, standing at its start; a ConfigError without the extra ``driving``."""
 
-    Parameters
-    ----------
-    track_seed : int
-        Which track, at least 0.
-    is_backwards : bool
-        Whether to go the other way round.
-    with_film : bool
-        Whether `film_frame` is wanted, which is a picture for humans.
-
-    Raises
-    ------
-    ConfigError
-        If the extra ``driving`` is not installed.
-    """
-
-    def __init__(
-        self, track_seed: int, *, is_backwards: bool = False, with_film: bool = False
-    ) -> None:
+    def __init__(self, track_seed: int, *, is_backwards: bool = False) -> None:
         require_simulator()
         # Pygame takes it from there when it is imported.
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
@@ -80,9 +63,8 @@ class Simulator:
         import gymnasium
         from gymnasium.envs.box2d.car_racing import TRACK_WIDTH
 
-        mode = "rgb_array" if with_film else None
         # Beneath the wrappers, which end an episode after one lap. Any: it has no types of its own.
-        self._env: Any = cast(Any, gymnasium.make("CarRacing-v3", render_mode=mode)).unwrapped
+        self._env: Any = cast(Any, gymnasium.make("CarRacing-v3")).unwrapped
         self._env.reset(seed=track_seed)
         road = Road(np.array([(x, y) for _, _, x, y in self._env.track]), float(TRACK_WIDTH))
         self.road = road.reversed() if is_backwards else road
@@ -121,21 +103,9 @@ class Simulator:
         )
 
     def step(self, angle: float, gas: float, brake: float) -> None:
-        """Go on by 1 / STEPS_PER_SECOND of a second.
-
-        Parameters
-        ----------
-        angle : float
-            Of the steering, a share of full lock; beyond [-1, 1] it is the nearest of the two.
-        gas, brake : float
-            In [0, 1].
-        """
+        """Go on by 1 / STEPS_PER_SECOND of a second; `angle` is a share of full lock."""
         lock = min(max(angle, -1.0), 1.0) * FULL_LOCK_RADIANS
         self._view = self._env.step(np.array([lock, gas, brake]))[0]
-
-    def film_frame(self) -> NDArray[np.uint8]:
-        """Return a picture of 400 by 600 pixels in colours, with the instruments."""
-        return np.asarray(self._env.render())
 
     def _turn_round(self) -> None:
         """Turn the car by half a circle where it stands, wheels and all."""

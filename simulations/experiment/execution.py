@@ -1,7 +1,7 @@
 """One run from start to files: what every backend does once it has a grid.
 
 A run's folder holds ``result.json``, ``rounds.jsonl``, ``config.yaml`` (resolved),
-``partition.json``, ``model.safetensors``, ``model.json``, ``model_card.md``, and the checkpoint
+``partition.json``, ``model.safetensors``, ``model_card.md``, and the checkpoint
 while the run is not finished. One run at a time owns it. What a folder holds is never thrown away
 because it cannot be read: the error says what is strange about it.
 """
@@ -9,6 +9,7 @@ because it cannot be read: the error says what is strange about it.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -19,29 +20,20 @@ from flwr.serverapp import Grid
 from omegaconf import OmegaConf
 from safetensors.numpy import save
 
-from gems_flwr.disk.faults import disk_faults
-from gems_flwr.disk.files import write_atomically
-from gems_flwr.disk.lock import hold_folder, make_folder
+from gems_flwr.core import Callback, RunResult
+from gems_flwr.core.disk import disk_faults, hold_folder, make_folder, write_atomically
+from gems_flwr.core.folder import CheckpointFolder
+from gems_flwr.core.records import single_numbers, to_numpy
 from gems_flwr.errors import CheckpointError
-from gems_flwr.exporting.description import FILE as DESCRIPTION
-from gems_flwr.model_card import FILE as CARD
-from gems_flwr.runtime.checkpoint import CheckpointFolder
-from gems_flwr.server.run_card import write_model_card
-from gems_flwr.server.settings import Callback
-from gems_flwr.server.state import RunResult
+from gems_flwr.strategies.learner_questions import BATCHES, LOSS_SUM
 from gems_flwr.targets import Target
-from gems_flwr.wire.keys import BATCHES, LOSS_SUM
-from gems_flwr.wire.model_replies import single_numbers
-from gems_flwr.wire.records import to_numpy
-from simulations.config import RunConfig, variant_of
-from simulations.experiment.card_facts import what_is_known
+from gems_flwr.tools import write_model_card
+from simulations.config import NOT_IN_NAME, RunConfig, variant_of
 from simulations.experiment.experiment import Experiment
-from simulations.experiment.model_description import describe_models
-from simulations.experiment.run_trackers import start_again
 from simulations.experiment.training import torch_threads
+from simulations.experiment.watching import forget_ids
 
-RESULT = "result.json"
-CONFIG = "config.yaml"
+RESULT, CONFIG, CARD = "result.json", "config.yaml", "model_card.md"
 # What others read off a result without asking whether it is there.
 _NUMBERS = ("loss", "nodes", "rounds", "bytes_up", "bytes_down")
 
@@ -49,12 +41,7 @@ _NUMBERS = ("loss", "nodes", "rounds", "bytes_up", "bytes_down")
 def finished_result(config: RunConfig, folder: Path) -> dict[str, Any] | None:
     """Return the result of an earlier run of the same config in this folder, if there is one.
 
-    Raises
-    ------
-    CheckpointError
-        If there is a file of that name that holds no result.
-    DiskError
-        If it cannot be read.
+    A file that holds no result is a CheckpointError.
     """
     path = folder / RESULT
     with disk_faults(f"read {path}"):
@@ -66,8 +53,7 @@ def finished_result(config: RunConfig, folder: Path) -> dict[str, Any] | None:
     except (ValueError, RecursionError) as error:
         raise _strange(path, f"it is not JSON ({error})") from error
     if not isinstance(result, dict) or not isinstance(result.get("details"), dict):
-        kind = "an object without 'details'" if isinstance(result, dict) else _kind(result)
-        raise _strange(path, f"it is {kind}, expected an object with 'details'")
+        raise _strange(path, "expected an object with 'details'")
     if result["details"].get("fingerprint") != config.fingerprint():
         return None
     # And one score: an accuracy, or an error where numbers are predicted.
@@ -83,47 +69,44 @@ def _strange(path: Path, what: str) -> CheckpointError:
     )
 
 
-def _kind(value: object) -> str:
-    kinds = {list: "a list", str: "a text", bool: "a boolean", type(None): "null"}
-    return kinds.get(type(value), "a number")
+def start_again(folder: Path) -> None:
+    """Forget what an interrupted run has left: the next one is new, for trackers as well."""
+    CheckpointFolder(folder).clear()
+    forget_ids(folder)
 
 
 def prepare(config: RunConfig, folder: Path) -> None:
     """Make the folder ready: nothing of another config, or of a run to be repeated, stays.
 
-    Raises
-    ------
-    CheckpointError
-        If there is a checkpoint, and no telling whether it belongs to this config.
-    DiskError
-        If the folder cannot be written to.
+    A checkpoint that may or may not belong to this config is a CheckpointError.
     """
     make_folder(folder)
-    before, saved = folder / CONFIG, CheckpointFolder(folder)
-    if config.fresh or (before.exists() and _is_other(config, before, saved)):
+    before = folder / CONFIG
+    if config.fresh or (before.exists() and _is_other(config, before)):
         start_again(folder)
-    for name in (RESULT, DESCRIPTION, CARD):
+    for name in (RESULT, CARD):
         with disk_faults(f"remove {folder / name}"):
             (folder / name).unlink(missing_ok=True)
     # Who watches is no part of the run, and an address may hold a password.
     kept = {key: value for key, value in asdict(config).items() if key != "tracking"}
-    resolved = OmegaConf.to_yaml(OmegaConf.create(kept))
-    write_atomically(before, resolved.encode())
+    write_atomically(before, OmegaConf.to_yaml(OmegaConf.create(kept)).encode())
 
 
-def _is_other(config: RunConfig, path: Path, saved: CheckpointFolder) -> bool:
+def _is_other(config: RunConfig, path: Path) -> bool:
     """Return whether the config that an earlier run wrote differs in what changes the result."""
     try:
         values: Any = OmegaConf.to_container(OmegaConf.load(path))
+        if not values:
+            raise ValueError("it is empty")
         return RunConfig.from_json(json.dumps(values)).fingerprint() != config.fingerprint()
     except Exception as error:  # YAML, OmegaConf and our own checks raise many kinds
-        if saved.is_empty():
+        if CheckpointFolder(path.parent).is_empty():
             return True
         reason = " ".join(str(error).split())
         raise CheckpointError(
-            f"{path} is not the config of a run ({type(error).__name__}: {reason}), so there is no "
-            f"telling whether the checkpoint beside it belongs to this one; restore it, or start "
-            "afresh with fresh=true"
+            f"{path} is not the config of a run ({type(error).__name__}: {reason}), so it is open "
+            f"whether the checkpoint beside it belongs to this one; restore it, or start afresh "
+            "with fresh=true"
         ) from error
 
 
@@ -141,7 +124,7 @@ def run_server(
     Parameters
     ----------
     experiment, grid, folder, callbacks
-        What to run, where, and who is told.
+        What to run, where, and who is notified.
     simulated : bool, default True
         Whether the nodes are those of a simulation, which may be asked for what real ones refuse.
     command : str, optional
@@ -151,61 +134,53 @@ def run_server(
     -------
     dict
         What `result.json` holds.
-
-    Raises
-    ------
-    FolderInUseError
-        If another run works in the folder.
-    CheckpointError, DiskError
-        If the folder holds something strange, or cannot be written to.
     """
-    with hold_folder(folder):
-        return _run_server(experiment, grid, folder, callbacks, simulated, command)
-
-
-def _run_server(
-    experiment: Experiment,
-    grid: Grid,
-    folder: Path,
-    callbacks: Sequence[Callback],
-    simulated: bool,
-    command: str | None,
-) -> dict[str, Any]:
     config = experiment.config
-    prepare(config, folder)
-    started = time.perf_counter()
-    counts = experiment.label_counts()
-    write_atomically(folder / "partition.json", json.dumps(counts).encode())
-    strategy = experiment.strategy(folder, callbacks, simulated=simulated)
-    # The server's own mathematics is rounded differently on another number of threads, too.
-    with torch_threads(config.backend.threads):
-        result = strategy.start(
-            grid=grid,
-            initial_arrays=experiment.initial_arrays(),
-            num_rounds=config.rounds,
-            timeout=config.timeout,
-            evaluate_fn=lambda number, arrays: (
-                experiment.evaluate(strategy, arrays, number)
-                if number % config.evaluate_every == 0 or number == config.rounds
-                else None
-            ),
+    with hold_folder(folder):
+        prepare(config, folder)
+        started = time.perf_counter()
+        counts = experiment.label_counts()
+        write_atomically(folder / "partition.json", json.dumps(counts).encode())
+        strategy = experiment.strategy(folder, callbacks, simulated=simulated)
+        # The server's own mathematics is rounded differently on another number of threads, too.
+        with torch_threads(config.backend.threads):
+            result = strategy.start(
+                grid=grid,
+                initial_arrays=experiment.initial_arrays(),
+                num_rounds=config.rounds,
+                timeout=config.timeout,
+                evaluate_fn=lambda number, arrays: (
+                    experiment.evaluate(strategy, arrays, number)
+                    if number % config.evaluate_every == 0 or number == config.rounds
+                    else None
+                ),
+                should_stop=experiment.stop_rules(),
+                resume=True,
+            )
+        if drifts := experiment.drift_rounds():
+            result.details["drifts"] = drifts
+        seconds = time.perf_counter() - started
+        summary = summarise(config, result, experiment.dataset.target, seconds=seconds)
+        model = to_numpy(result.arrays)
+        write_atomically(folder / "model.safetensors", save(model))
+        names = config.names
+        write_model_card(
+            result,
+            folder / CARD,
+            strategy=strategy,
+            title=config.run_name(),
+            data=f"{names['dataset']}, divided by {names['partition']}"
+            if simulated
+            else names["dataset"],
+            # Real nodes report what they want to.
+            examples={n["name"]: n["train"] for n in counts["nodes"]} if simulated else None,
+            command=command,
+            simulated=simulated,
         )
-    if drifts := experiment.drift_rounds():
-        result.details["drifts"] = drifts
-    seconds = time.perf_counter() - started
-    summary = summarise(config, result, experiment.dataset.target, seconds=seconds)
-    model = to_numpy(result.arrays)
-    write_atomically(folder / "model.safetensors", save(model))
-    described = describe_models(experiment, model)
-    write_atomically(folder / DESCRIPTION, described.to_json().encode())
-    known = what_is_known(experiment, result, described, counts if simulated else None)
-    write_model_card(
-        result, folder / CARD, strategy=strategy, seconds=seconds, command=command, **known
-    )
-    write_atomically(folder / RESULT, json.dumps(summary, indent=2).encode())
-    # Everything in it stands in the other files now.
-    CheckpointFolder(folder).clear()
-    return summary
+        write_atomically(folder / RESULT, json.dumps(summary, indent=2).encode())
+        # Everything in it stands in the other files now.
+        CheckpointFolder(folder).clear()
+        return summary
 
 
 def summarise(
@@ -251,13 +226,10 @@ def first_score(result: Mapping[str, Any]) -> tuple[str, float | None]:
 
 
 def _stream_losses(result: RunResult) -> dict[str, float]:
-    """Return the cumulative loss of a strategy that keeps no account of it, such as FedAvg.
-
-    Its records hold means over the nodes that trained, which are turned into sums again.
-    """
+    """Return the cumulative loss of a strategy that reports means over nodes, such as FedAvg."""
     sums = {"cumulative_loss": LOSS_SUM, "batches": BATCHES}
-    told = [(single_numbers(r.train_metrics), len(r.nodes_answered)) for r in result.history]
-    trained = [(metrics, nodes) for metrics, nodes in told if LOSS_SUM in metrics]
+    each = [(single_numbers(r.train_metrics), len(r.nodes_answered)) for r in result.history]
+    trained = [(metrics, nodes) for metrics, nodes in each if LOSS_SUM in metrics]
     return {
         name: sum(metrics[key] * nodes for metrics, nodes in trained)
         for name, key in sums.items()
@@ -271,3 +243,13 @@ def _accuracies(result: RunResult) -> dict[str, dict[str, float]]:
     metrics = single_numbers(result.history[-1].server_metrics)
     by_model = {k.removeprefix(prefix): v for k, v in metrics.items() if k.startswith(prefix)}
     return {"accuracies": by_model} if by_model else {}
+
+
+def lasting_overrides(overrides: Sequence[str]) -> list[str]:
+    """Return the overrides of a command that change its result: no paths, no addresses."""
+    keys = [each.lstrip("+~").partition("=")[0] for each in overrides]
+    return [
+        override
+        for override, key in zip(overrides, keys, strict=True)
+        if re.split("[./@]", key)[0] not in ("hydra", *NOT_IN_NAME) and key != "backend.address"
+    ]

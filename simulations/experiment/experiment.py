@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,35 +18,54 @@ from hydra.utils import get_class, instantiate
 from numpy.typing import NDArray
 from torch import nn
 
-from gems_flwr.client.task import Report, Task, TaskSet
-from gems_flwr.networks.inputs import LayerReader
-from gems_flwr.networks.subclasses import other_output_layer, split_classes
-from gems_flwr.networks.surgery import resize_model, start_afresh
-from gems_flwr.runtime.seeding import derive_seed
-from gems_flwr.server.local_learners import LocalLearners
-from gems_flwr.server.loop import RoundLoop
-from gems_flwr.server.members import split_members
-from gems_flwr.server.settings import Callback
-from gems_flwr.server.stopping import PatienceExhausted, StopRule, TargetReached
-from gems_flwr.strategies.fedavg import FedAvg
+from gems_flwr import (
+    Ensemble,
+    FedAvg,
+    PatienceExhausted,
+    Report,
+    RoundLoop,
+    TargetReached,
+    Task,
+    TaskSet,
+    Tolerance,
+    resize_model,
+    scoring,
+)
+from gems_flwr.core import Callback, derive_seed
+from gems_flwr.core.records import SERVER_ROUND, to_numpy
+from gems_flwr.networks import weight_layers
+from gems_flwr.node.mod import FROZEN_LAYERS
+from gems_flwr.stages.tune import Tune
+from gems_flwr.strategies.learner_questions import BATCHES, CORRECT_SHARE_SUM, LOSS_SUM
+from gems_flwr.strategies.local_learners import LocalLearners
+from gems_flwr.strategies.members import split_models
+from gems_flwr.targets import Classes, Numbers
 from gems_flwr.typing import Arrays
-from gems_flwr.wire.keys import FROZEN_LAYERS, NEURON_REQUEST, PROXIMAL_MU, SERVER_ROUND
-from gems_flwr.wire.records import to_numpy
-from simulations.config import ConfigError, RunConfig
-from simulations.data.examples import Dataset, Examples, strata
-from simulations.data.own_data import read_own_data
-from simulations.data.splits import split_validation
-from simulations.experiment.fixed_lift import LIFT_MEMORY
+from simulations.config import PUBLIC_OPTIONS, ConfigError, RunConfig
+from simulations.data import (
+    Dataset,
+    Examples,
+    read_own_data,
+    split_validation,
+    strata,
+)
+from simulations.experiment.fixed_lift import LIFTS
 from simulations.experiment.linear_optimum import linear_optimum
-from simulations.experiment.model_copies import copy_model
-from simulations.experiment.needs_classes import refuse_without_classes
-from simulations.experiment.remembered import built_once, fit_once
-from simulations.experiment.training import TrainOptions, predictions, tensors
-from simulations.streams.learning import learn
-from simulations.streams.source import BatchSource
+from simulations.experiment.together import Order, carry_out
+from simulations.experiment.training import (
+    Learned,
+    TrainOptions,
+    copy_model,
+    predictions,
+    tensors,
+)
+from simulations.streams import BatchSource
 
 # Into how many ranges reports divide labels that are numbers.
 _RANGES = 9
+# What Flower's FedProx calls the weight of its term in a message's config.
+_PROXIMAL_MU = "proximal-mu"
+_FOR_NUMBERS = "fedavg, one_shot_average, local, global, dynamic, periodic, nosync or serial"
 
 
 @dataclass(frozen=True)
@@ -65,17 +84,12 @@ class Experiment:
     config : RunConfig
         A validated config.
     own_data : path, optional
-        In a deployment: where this node's own data lies. It is then the only share there is.
+        In a deployment: where this node's own data lies, its only share.
     """
 
     def __init__(self, config: RunConfig, own_data: str | Path | None = None) -> None:
         self.config = config
         self._own_data = own_data
-        # A node in another process knows the kinds of spaces whose modules it has imported.
-        for options in (config.strategy, config.strategy.get("head")):
-            space = options.get("space") if isinstance(options, dict) else None
-            if isinstance(space, dict):
-                get_class(space["_target_"])
 
     # --- data ---------------------------------------------------------------------------------
 
@@ -83,40 +97,30 @@ class Experiment:
     def dataset(self) -> Dataset:
         """The data set, with its test part and public sample."""
         config = self.config
-        loaded = built_once(
-            repr(("dataset", config.dataset, config.data_dir, config.seed)),
-            lambda: self._build(
-                "dataset", data_dir=config.data_dir, seed=derive_seed(config.seed, "data")
-            ),
+        loaded = self._build(
+            "dataset", data_dir=config.data_dir, seed=derive_seed(config.seed, "data")
         )
         assert isinstance(loaded, Dataset)
         if not loaded.classes:
-            refuse_without_classes(self.config)
+            _refuse_without_classes(config)
         return loaded
 
     @functools.cached_property
     def shares(self) -> Sequence[Share]:
         """Every node's data, as far as it is known here."""
-        config, pool = self.config, self.dataset.train
+        pool = self.dataset.train
         if self._own_data is not None:
-            return [self._own_share(self._own_data)]
+            examples, validation = read_own_data(self._own_data, self.dataset)
+            own = self._share(examples, 0) if validation is None else Share(examples, validation)
+            return [own]
         if not len(pool):
             return []
-
-        def divided() -> Sequence[Share]:
-            parts = self._divide(pool.labels, self.dataset.groups, config.nodes)
-            return [self._share(pool.take(part), node) for node, part in enumerate(parts)]
-
-        settings = (config.dataset, config.data_dir, config.partition, config.nodes)
-        return built_once(repr(("shares", *settings, config.validation, config.seed)), divided)
+        parts = self._divide(pool.labels, self.dataset.groups, self.config.nodes)
+        return [self._share(pool.take(part), node) for node, part in enumerate(parts)]
 
     @functools.cached_property
     def held_out(self) -> Examples:
-        """What the server scores models on: the test set, or all nodes' validation parts.
-
-        On all parts together an accuracy is the nodes' mean, weighted by their examples. No server
-        sees them but that of a simulation.
-        """
+        """What the server scores models on: the test set, or all nodes' validation parts."""
         if self.config.evaluate_on != "validation":
             return self.dataset.test
         if self.config.stream.is_on:
@@ -124,13 +128,9 @@ class Experiment:
                 "evaluate_on=validation is not for streams, whose nodes are judged by what comes "
                 "next: set stream.batches_per_round=null"
             )
-        parts = [share.validation for share in self.shares if len(share.validation)]
-        if not parts:
-            raise ConfigError(
-                f"dataset={self.config.names['dataset']} has no validation data that the server "
-                "knows of, so there is nothing for a search to go by"
-            )
-        return Examples.concatenate(parts)
+        if not self.shares:
+            raise ConfigError("evaluate_on=validation needs data that the server knows of")
+        return Examples.concatenate([share.validation for share in self.shares])
 
     def _divide(self, labels: NDArray, groups: NDArray | None, nodes: int) -> list[NDArray]:
         """Return the positions of every node's examples."""
@@ -154,10 +154,6 @@ class Experiment:
         train, validation = split_validation(strata(examples.labels), self.config.validation, seed)
         return Share(examples.take(train), examples.take(validation))
 
-    def _own_share(self, path: str | Path) -> Share:
-        examples, validation = read_own_data(path, self.dataset)
-        return self._share(examples, 0) if validation is None else Share(examples, validation)
-
     @functools.cached_property
     def stream(self) -> BatchSource:
         """The nodes' streams, where the config has them."""
@@ -179,45 +175,25 @@ class Experiment:
         return [(each - 1) // batches + 1 for each in drifts]
 
     def label_counts(self) -> dict[str, Any]:
-        """Return how many examples of each class every node has, for reports.
-
-        Of numbers it is how many are in each of some equal ranges, whose ``edges`` are told.
-        """
-        classes = self.dataset.classes
+        """Return how many examples of each class, or range of numbers, every node has."""
+        classes, edges = self.dataset.classes, None
         if not classes:
-            return self._number_counts()
-        return {
-            "classes": classes,
-            "nodes": [
-                {
-                    "name": str(node),
-                    "train": share.train.class_counts(classes).tolist(),
-                    "validation": share.validation.class_counts(classes).tolist(),
-                }
-                for node, share in enumerate(self.shares)
-            ],
-        }
-
-    def _number_counts(self) -> dict[str, Any]:
-        edges = np.histogram_bin_edges(self.dataset.train.labels, _RANGES)
+            edges = np.histogram_bin_edges(self.dataset.train.labels, _RANGES)
 
         def counts(examples: Examples) -> list[int]:
-            # Somebody's own data may lie beyond what the server knows.
+            if edges is None:
+                return [int(each) for each in examples.class_counts(classes)]
+            # A node's own data may lie beyond what the server knows.
             inside = np.clip(examples.labels, edges[0], edges[-1])
             return [int(each) for each in np.histogram(inside, edges)[0]]
 
-        return {
-            "classes": _RANGES,
-            "edges": [round(float(edge), 4) for edge in edges],
-            "nodes": [
-                {
-                    "name": str(node),
-                    "train": counts(share.train),
-                    "validation": counts(share.validation),
-                }
-                for node, share in enumerate(self.shares)
-            ],
-        }
+        nodes = [
+            {"name": str(n), "train": counts(s.train), "validation": counts(s.validation)}
+            for n, s in enumerate(self.shares)
+        ]
+        if edges is None:
+            return {"classes": classes, "nodes": nodes}
+        return {"classes": _RANGES, "edges": [round(float(e), 4) for e in edges], "nodes": nodes}
 
     # --- model --------------------------------------------------------------------------------
 
@@ -241,105 +217,79 @@ class Experiment:
         return copy_model(self._initial_model)
 
     def fit(
-        self, model: nn.Module, examples: Examples, seed: int, proximal_mu: float = 0.0
-    ) -> dict[str, float]:
-        """Train a model in place with the run's options."""
-        return self._fit(model, examples, seed, self.config.train_options, proximal_mu)
-
-    def fit_output(self, model: nn.Module, examples: Examples, seed: int) -> dict[str, float]:
-        """Train a model whose other layers are frozen, for as long as that is to take."""
-        options = self.config.train_options
-        if options.output_epochs is not None:
-            options = dataclasses.replace(options, epochs=options.output_epochs, patience=None)
-        return self._fit(model, examples, seed, options)
-
-    def _fit(
         self,
         model: nn.Module,
         examples: Examples,
         seed: int,
-        options: TrainOptions,
         proximal_mu: float = 0.0,
+        options: TrainOptions | None = None,
     ) -> dict[str, float]:
-        backend = self.config.backend
+        """Train a model in place, with the run's options unless others are given."""
         model, examples, scale = self._on_lift(model, examples)
-        return fit_once(
+        order = Order(
             model,
-            examples,
-            architecture=repr(self.config.model),
-            scale=scale,
-            options=options,
-            seed=seed,
-            device=backend.device,
-            threads=backend.threads,
+            [examples],
+            seed,
+            options=options or self.config.train_options,
             proximal_mu=proximal_mu,
-            target=self.dataset.target,
+            **(self._where | {"scale": scale}),
         )
+        metrics = carry_out(order)
+        assert isinstance(metrics, dict)
+        return metrics
 
     def learn(
         self, model: nn.Module, nodes: Sequence[int], server_round: int, seed: int, memory: Arrays
-    ) -> tuple[int, dict[str, float], Arrays]:
-        """Train a model in place on what nodes see in a round; see `streams.learning`."""
-        backend, count = self.config.backend, self.config.stream.batches_per_round or 1
+    ) -> Learned:
+        """Train a model in place on what nodes see in a round; see `training.learn`."""
+        count, options = self.config.stream.batches_per_round or 1, self.config.train_options
         first = (server_round - 1) * count + 1
-        return learn(
-            model,
-            (self.stream.batch(n, t) for t in range(first, first + count) for n in nodes),
-            scale=self.dataset.scale,
-            options=self.config.train_options,
-            seed=seed,
-            memory=memory,
-            device=backend.device,
-            threads=backend.threads,
-            target=self.dataset.target,
-        )
+        batches = [self.stream.batch(n, t) for t in range(first, first + count) for n in nodes]
+        learned = carry_out(Order(model, batches, seed, memory, options=options, **self._where))
+        assert isinstance(learned, Learned)
+        return learned
+
+    @property
+    def _where(self) -> dict[str, Any]:
+        backend, data = self.config.backend, self.dataset
+        return {
+            "scale": data.scale,
+            "device": backend.device,
+            "threads": backend.threads,
+            "target": data.target,
+        }
 
     def predict(self, model: nn.Module, examples: Examples) -> NDArray:
         """Return the model's class probabilities, or the numbers that it predicts."""
-        backend = self.config.backend
         model, examples, scale = self._on_lift(model, examples)
-        return predictions(
-            model,
-            examples,
-            scale=scale,
-            device=backend.device,
-            threads=backend.threads,
-            target=self.dataset.target,
-        )
+        return predictions(model, examples, **(self._where | {"scale": scale}))
 
     def _on_lift(self, model: nn.Module, examples: Examples) -> tuple[nn.Module, Examples, float]:
         """Return the part of a model that learns, what it sees, and the factor of that."""
-        lifted = LIFT_MEMORY.lifted(
+        backend, scale = self.config.backend, self.dataset.scale
+        lifted = LIFTS.lifted(
             model,
             examples,
             architecture=repr(self.config.model),
-            scale=self.dataset.scale,
-            threads=self.config.backend.threads,
-            device=self.config.backend.device,
+            scale=scale,
+            threads=backend.threads,
+            device=backend.device,
         )
-        return (model, examples, self.dataset.scale) if lifted is None else (*lifted, 1.0)
+        return (model, examples, scale) if lifted is None else (*lifted, 1.0)
 
     def tensors(self, examples: Examples) -> tuple[torch.Tensor, torch.Tensor]:
         """Return examples as the model sees them."""
         return tensors(examples, scale=self.dataset.scale, device="cpu")
 
-    def output_inputs(self, examples: Examples) -> tuple[NDArray, NDArray]:
-        """Return what the initial model's output layer sees of some examples."""
-        data = self.tensors(examples)
-        device = self.config.backend.device
-        reader = LayerReader(to_numpy(self.initial_arrays()), self.build_model(), device=device)
-        seen = reader.read(data, reader.output_layer(data))
-        return seen.inputs.numpy(), seen.labels.numpy()
-
     # --- the node's side ----------------------------------------------------------------------
 
-    def task(self, node: int) -> NodeTask | TaskSet:
+    def task(self, node: int) -> Task | TaskSet:
         """Return what node number `node` can do."""
         self._check_node(node)
         if node >= len(self.shares):
             raise ConfigError(
-                f"dataset={self.config.names['dataset']} has no shares to divide: tell this node "
-                "where its data lies, --node-config \"data='/folder'\""
+                f"dataset={self.config.names['dataset']} has no shares to divide: write where this "
+                "node's data lies, --node-config \"data='/folder'\""
             )
         return NodeTask(self, node)
 
@@ -363,62 +313,100 @@ class Experiment:
     def strategy(
         self, folder: Path | None, callbacks: Sequence[Callback], *, simulated: bool = True
     ) -> RoundLoop:
-        """Return the strategy, which keeps its checkpoint in `folder`, if there is one.
-
-        In a simulation private noise comes from the run's seed, so that the run can be repeated.
-        """
+        """Return the strategy; in a simulation private noise comes from the run's seed."""
         config = self.config
-        target = get_class(config.strategy["_target_"])
+        tolerance: dict[str, Any] = {
+            "wait_for_nodes": config.nodes,
+            "wait_seconds": config.wait_seconds,
+            "return_seconds": config.return_seconds,
+        }
+        tolerance |= config.strategy.get("tolerance") or {}
+        given: dict[str, Any] = {
+            "seed": config.seed,
+            "checkpoint_dir": folder,
+            "callbacks": list(callbacks),
+            "tolerance": Tolerance(**tolerance),
+        }
+        if config.secure:
+            given["secure"] = self._build("secure")
+        return self._strategy(config.strategy, given, simulated)
+
+    def _strategy(
+        self, chosen: Mapping[str, Any], given: Mapping[str, Any], simulated: bool
+    ) -> RoundLoop:
+        target = get_class(chosen["_target_"])
         accepted = {setting.name for setting in dataclasses.fields(target)}
         # Some strategies work with the server's own data or model; they get what they name.
-        offered: dict[str, Any] = {
-            "fit": self._fit_pooled,
-            "optimum": self._pooled_optimum,
-            "input_shape": self.dataset.input_shape,
-            "numbers": not self.dataset.classes,
-            "initialise": self._initialise,
-            "build_model": self.build_model,
-            "learn": self._learn_serially,
-            # Its own nodes build every network at the widths that come.
-            "check_widths": False,
-            "dp_seeded": simulated,
-            "device": config.backend.device,
+        offered: dict[str, Callable[[], Any]] = {
+            "fit": lambda: self._fit_pooled,
+            "optimum": lambda: self._pooled_optimum,
+            "input_shape": lambda: self.dataset.input_shape,
+            "numbers": lambda: not self.dataset.classes,
+            "learn": lambda: self._learn_serially,
+            "dp_seeded": lambda: simulated,
+            "device": lambda: self.config.backend.device,
+            "buffers": self._buffers,
+            "tune": lambda: self._public_sample(chosen),
+            "score": lambda: self._public_score(int(chosen.get("choose") or 0)),
         }
-        if "buffers" in accepted:
-            # Those of a lift are made from a seed and not in the arrays.
-            sent = self._initial_model.state_dict()
-            floats = (n for n, b in self._initial_model.named_buffers() if b.is_floating_point())
-            offered["buffers"] = tuple(name for name in floats if name in sent)
-        if config.strategy.get("tune", 0) != 0 or config.strategy.get("choose", 0) != 0:
-            public = self.dataset.public
-            if "public" in accepted:
-                offered["public"] = self.output_inputs(public)
-            offered["public_data"] = tuple(part.numpy() for part in self.tensors(public))
-        if config.secure:
-            offered["secure"] = self._build("secure")
+        options: dict[str, Any] = {
+            key: value
+            for key, value in chosen.items()
+            if key not in ("_target_", "tolerance", *PUBLIC_OPTIONS)
+        }
         if issubclass(target, FedAvg):
-            offered |= self._mcmahans_shares()
-        strategy = self._build(
-            "strategy",
-            seed=config.seed,
-            wait_for_nodes=config.nodes,
-            wait_seconds=config.wait_seconds,
-            return_seconds=config.return_seconds,
-            checkpoint_dir=folder,
-            resume=folder is not None,
-            stop_rules=self._stop_rules(),
-            callbacks=list(callbacks),
-            seeded_noise=simulated,
-            **{name: value for name, value in offered.items() if name in accepted},
-        )
+            options |= self._mcmahans_shares()
+        try:
+            options |= {name: make() for name, make in offered.items() if name in accepted}
+            for key, value in options.items():
+                if isinstance(value, Mapping) and "_target_" in value:
+                    is_strategy = issubclass(get_class(value["_target_"]), RoundLoop)
+                    options[key] = (
+                        # The strategy of an output layer.
+                        self._strategy(value, {"seed": self.config.seed}, simulated)
+                        if is_strategy
+                        else instantiate(value, _convert_="all")
+                    )
+            space: Any = options.get("space")
+            if simulated and hasattr(space, "dp_seeded"):
+                options["space"] = dataclasses.replace(space, dp_seeded=True)
+            strategy = target(**given, **options)
+        except (InstantiationException, ValueError) as error:
+            raise self._blamed("strategy", error) from error
         assert isinstance(strategy, RoundLoop)
         return strategy
+
+    def _buffers(self) -> tuple[str, ...]:
+        """Return the arrays that are averaged and not trained, such as means of batches."""
+        # Those of a lift are made from a seed and not in the arrays.
+        sent = self._initial_model.state_dict()
+        floats = (n for n, b in self._initial_model.named_buffers() if b.is_floating_point())
+        return tuple(name for name in floats if name in sent)
+
+    def _public_sample(self, chosen: Mapping[str, Any]) -> Tune | None:
+        """Return the server's own sample to tune on; none where ``tune`` is 0."""
+        count, public = chosen.get("tune", 0), self.dataset.public
+        if count == 0 or not len(public):
+            return None
+        inputs, labels = self.tensors(public)
+        rate = float(chosen.get("tune_rate", 1e-3))
+        return Tune(inputs.numpy(), labels.numpy(), count, rate, self.build_model)
+
+    def _public_score(self, count: int) -> Callable[[Arrays], float] | None:
+        """Return how good a model is on the first public samples; None where there are none."""
+        public = self.dataset.public.take(np.arange(min(count, len(self.dataset.public))))
+
+        def score(arrays: Arrays) -> float:
+            model = resize_model(self.build_model(), arrays)
+            predicted = self.predict(model, public)
+            return self.dataset.target.score(predicted, public.labels)["accuracy"]
+
+        return score if len(public) else None
 
     def _mcmahans_shares(self) -> dict[str, Any]:
         """Return options by which FedAvg chooses as McMahan et al. do: C = 0 is one node.
 
-        Flower's `fraction_train=0` is nobody, and it asks for at least two nodes unless told
-        otherwise. The tiny term keeps 0.29 of 100 nodes from counting as 28.
+        The tiny term keeps 0.29 of 100 nodes from counting as 28.
         """
         chosen = self.config.strategy
         least = chosen.get("min_nodes", 1)
@@ -427,9 +415,11 @@ class Experiment:
             for purpose in ("train", "evaluate", "available")
         }
         tiny = 1e-9 / self.config.nodes
-        shares["fraction_train"] = _raised(chosen.get("fraction_train", 1.0), tiny)
-        evaluate = chosen.get("fraction_evaluate", 0.0)
-        shares["fraction_evaluate"] = _raised(evaluate, tiny) if evaluate else 0.0
+        for name, usual in (("fraction_train", 1.0), ("fraction_evaluate", 0.0)):
+            share = chosen.get(name, usual)
+            # One out of range stays as it is, to be refused.
+            raised = 0 <= share <= 1 and (share or name == "fraction_train")
+            shares[name] = min(1.0, share + tiny) if raised else share
         return shares
 
     @property
@@ -438,21 +428,16 @@ class Experiment:
         packed = self.config.strategy.get("compress", "float32") != "float32"
         return packed or issubclass(get_class(self.config.strategy["_target_"]), LocalLearners)
 
-    def _stop_rules(self) -> list[StopRule]:
+    def stop_rules(self) -> list[Any]:
+        """Return when to end before the last round."""
         stop = self.config.stop
-        rules: list[StopRule] = []
+        watched: Any = (stop.metric, stop.goal)
+        rules: list[Any] = []
         if stop.target is not None:
-            rules.append(TargetReached(stop.target, stop.metric, stop.goal))  # type: ignore[arg-type]
+            rules.append(TargetReached(stop.target, *watched))
         if stop.patience is not None:
-            rules.append(PatienceExhausted(stop.patience, stop.metric, stop.goal))  # type: ignore[arg-type]
-        try:
-            return rules + [instantiate(rule, _convert_="all") for rule in stop.rules]
-        except InstantiationException as error:
-            raise ConfigError(f"stop.rules: {error.__cause__ or error}") from error
-
-    def _initialise(self, server_round: int) -> Arrays:
-        """Return new initial weights for a further attempt."""
-        return to_numpy(ArrayRecord(self.new_model(server_round).state_dict()))
+            rules.append(PatienceExhausted(stop.patience, *watched))
+        return rules
 
     def _fit_pooled(self, arrays: Arrays, features: NDArray, labels: NDArray, seed: int) -> Arrays:
         model = resize_model(self.build_model(), arrays)
@@ -469,53 +454,46 @@ class Experiment:
     def _learn_serially(
         self, server_round: int, arrays: Arrays, memory: Arrays
     ) -> tuple[Arrays, Arrays, Mapping[str, float]]:
-        model = resize_model(self.build_model(), arrays)
-        nodes, seed = (
-            range(self.config.nodes),
-            derive_seed(self.config.seed, "serial", server_round),
-        )
-        _, metrics, memory = self.learn(model, nodes, server_round, seed, memory)
-        return to_numpy(ArrayRecord(model.state_dict())), memory, metrics
+        model, nodes = resize_model(self.build_model(), arrays), range(self.config.nodes)
+        seed = derive_seed(self.config.seed, "serial", server_round)
+        learned = self.learn(model, nodes, server_round, seed, memory)
+        return to_numpy(ArrayRecord(model.state_dict())), learned.memory, _sums_of(learned)
 
     def evaluate(
         self, strategy: RoundLoop, arrays: ArrayRecord, server_round: int = 0
     ) -> MetricRecord | None:
-        """Score a strategy's arrays on the test set, as it is in a round where concepts drift.
-
-        Returns None where the server has no test set. In a search it is the validation data.
-        """
+        """Score arrays on held-out data, as they are in a round where concepts drift."""
         test = self.held_out
         if not len(test):
             return None
         if batches := self.config.stream.batches_per_round:
             test = self.stream.test(max(1, server_round * batches))
-        members = []
-        for member in split_members(to_numpy(arrays)).values():
-            model = resize_model(self.build_model(), member)
-            members.append(self.predict(model, test))
-        score = self.dataset.target.score
-        return MetricRecord(dict(strategy.score(members, test.labels, score)))
+        members = [
+            self.predict(resize_model(self.build_model(), member), test)
+            for member in split_models(to_numpy(arrays)).values()
+        ]
+        one = self.dataset.target.score
+        # An ensemble votes; of models side by side the mean is reported.
+        score = strategy.score if isinstance(strategy, Ensemble) else scoring.mean_score
+        return MetricRecord(dict(score(members, test.labels, one)))
+
+    # --- helpers ------------------------------------------------------------------------------
 
     def _build(self, group: str, **arguments: Any) -> Any:
         """Instantiate what a config group names; a value out of range is the config's fault."""
         try:
             # In two steps, because Hydra would turn the arguments into configs of its own.
             build = instantiate(getattr(self.config, group), _partial_=True, _convert_="all")
-            if arguments.pop("seeded_noise", False) and "space" in build.keywords:
-                arguments["space"] = dataclasses.replace(build.keywords["space"], dp_seeded=True)
             return build(**arguments)
         except (InstantiationException, ValueError) as error:
-            # What is nested is built by Hydra, which wraps what that raises.
-            reason = error.__cause__ if isinstance(error, InstantiationException) else error
-            if not isinstance(reason, ValueError):
-                raise
-            name = self.config.names.get(group, "sum")
-            raise ConfigError(f"{group}={name}: {reason}") from error
+            raise self._blamed(group, error) from error
 
-
-def _raised(fraction: float, tiny: float) -> float:
-    """Return a share that is a little larger; one out of range as it is, to be refused."""
-    return min(1.0, fraction + tiny) if 0 <= fraction <= 1 else fraction
+    def _blamed(self, group: str, error: Exception) -> Exception:
+        # What is nested is built by Hydra, which wraps what that raises.
+        reason = error.__cause__ if isinstance(error, InstantiationException) else error
+        if isinstance(reason, ConfigError) or not isinstance(reason, ValueError):
+            return reason if isinstance(reason, ConfigError) else error
+        return ConfigError(f"{group}={self.config.names.get(group, 'sum')}: {reason}")
 
 
 class NodeTask(Task):
@@ -537,37 +515,28 @@ class NodeTask(Task):
     def train(self, model: nn.Module, *, seed: int, config: Mapping[str, Any]) -> Report:
         """Train on the node's training part."""
         experiment, share = self._experiment, self._share.train
-        features_only = NEURON_REQUEST in config
+        settings, options = experiment.config, experiment.config.train_options
         server_round = int(config.get(SERVER_ROUND, 1))
-        if experiment.config.stream.is_on:
+        if settings.stream.is_on:
             return self._learn(model, seed, server_round)
-        if experiment.config.own_initial_weights and (server_round == 1 or features_only):
+        hidden_layers = len(weight_layers(to_numpy(ArrayRecord(model.state_dict())))) - 1
+        if config.get(FROZEN_LAYERS) == hidden_layers:
+            if options.output_epochs is not None:
+                options = dataclasses.replace(options, epochs=options.output_epochs, patience=None)
+            return Report(len(share), experiment.fit(model, share, seed, options=options))
+        if settings.own_initial_weights and (server_round == 1 or FROZEN_LAYERS in config):
             start_afresh(model, experiment.new_model("node", self._name, server_round), seed)
-        subclasses = experiment.config.train_options.subclasses
-        if FROZEN_LAYERS in config and not features_only:
-            start = experiment.config.train_options.output_start
-            if start != "zero":
-                whose = (self._name,) if start == "own" else ()
-                draw_output(model, derive_seed(experiment.config.seed, "output start", *whose))
-            return Report(len(share), experiment.fit_output(model, share, seed))
-        if not features_only or subclasses == 1:
-            mu = float(config.get(PROXIMAL_MU, 0.0))
-            return Report(len(share), experiment.fit(model, share, seed, mu))
-        inputs, labels = experiment.tensors(share)
-        split = split_classes(inputs, labels, subclasses, derive_seed(seed, "subclasses"))
-        with other_output_layer(model, int(split.max()) + 1, derive_seed(seed, "output")):
-            metrics = experiment.fit(model, Examples(share.features, split.numpy()), seed)
-        return Report(len(share), metrics)
+        mu = float(config.get(_PROXIMAL_MU, 0.0))
+        return Report(len(share), experiment.fit(model, share, seed, mu))
 
     def _learn(self, model: nn.Module, seed: int, server_round: int) -> Report:
         """Learn from the node's stream."""
         noise = self._experiment.config.stream.initial_noise
         if server_round == 1 and noise:
             add_noise(model, noise, seed)
-        examples, metrics, self._memory = self._experiment.learn(
-            model, [self._node], server_round, seed, self._memory
-        )
-        return Report(examples, metrics)
+        learned = self._experiment.learn(model, [self._node], server_round, seed, self._memory)
+        self._memory = learned.memory
+        return Report(learned.examples, _sums_of(learned))
 
     def recall(self, memory: Arrays) -> None:
         """Take back the optimiser's state."""
@@ -598,25 +567,20 @@ class NodeTask(Task):
         return self._share.train.features, self._share.train.labels
 
 
-def draw_output(model: nn.Module, seed: int) -> None:
-    """Give the one layer that is not frozen random weights, and biases of zero.
+def _sums_of(learned: Learned) -> dict[str, float]:
+    """Return what a node reports of its stream."""
+    share = learned.correct_share_sum
+    right = {} if share is None else {CORRECT_SHARE_SUM: share}
+    return {LOSS_SUM: learned.loss_sum, **right, BATCHES: learned.batches}
 
-    The weights are Gaussian with a deviation of 0.05, as in the released code of GEMS 2019.
-    """
-    draws = torch.Generator().manual_seed(seed % 2**63)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.requires_grad and weight.ndim > 1:
-                weight.copy_(0.05 * torch.randn(weight.shape, generator=draws))
-            elif weight.requires_grad:
-                weight.zero_()
+
+# --- initial weights ----------------------------------------------------------------------------
 
 
 def add_noise(model: nn.Module, scale: float, seed: int) -> None:
     """Add Gaussian noise to every weight, relative to the spread of its own array.
 
-    The spread of freshly drawn weights is the scale of their initialisation (Glorot's, or torch's),
-    which is what Kamp et al. 2018, Appendix A.7, measure noise by.
+    Of fresh weights that is the scale of their initialisation: Kamp et al. 2018, Appendix A.7.
     """
     draws = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -625,15 +589,55 @@ def add_noise(model: nn.Module, scale: float, seed: int) -> None:
             weight.add_(torch.randn(weight.shape, generator=draws), alpha=scale * spread)
 
 
+def start_afresh(model: nn.Module, other: nn.Module, seed: int) -> None:
+    """Give the layers that are not frozen the weights of another, new model where they fit.
+
+    Layers of another width get uniform ones within one over the root of the inputs, as in torch.
+    """
+    draws, fresh = torch.Generator().manual_seed(seed % 2**63), dict(other.named_parameters())
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if not weight.requires_grad:
+                continue
+            if fresh[name].shape == weight.shape:
+                weight.copy_(fresh[name])
+            elif weight.ndim > 1:
+                bound = weight[0].numel() ** -0.5
+                weight.copy_(torch.empty(weight.shape).uniform_(-bound, bound, generator=draws))
+            else:
+                weight.zero_()
+
+
+# --- checks and building --------------------------------------------------------------------------
+
+
+def _refuse_without_classes(config: RunConfig) -> None:
+    """Refuse what cannot be done with numbers, before the first message."""
+    names, stop, drift = config.names, config.stop, config.stream.drift
+    strategy = get_class(config.strategy["_target_"])
+    drifts = drift.kind == "labels" and (drift.rounds or drift.probability)
+    watched = stop.target is not None or stop.patience is not None
+    only_of_classes = set(Classes.metrics) - set(Numbers.metrics)
+    rules = {
+        "multi_model.tasks compares accuracies: train it alone, with multi_model.tasks=[] and "
+        f"strategy={_FOR_NUMBERS}": config.multi_model.tasks,
+        f"strategy={names['strategy']} needs classes: take {_FOR_NUMBERS}": getattr(
+            strategy, "needs_classes", False
+        ),
+        "tuning is for classes: set strategy.tune=0": config.strategy.get("tune"),
+        "labels cannot be permuted: set stream.drift.kind=pixels": drifts,
+        f"there is no {stop.metric}: set stop.metric={Numbers.metrics[0]} stop.goal=min": (
+            watched and stop.metric in only_of_classes
+        ),
+    }
+    for complaint, applies in rules.items():
+        if applies:
+            raise ConfigError(f"dataset={names['dataset']} has numbers for labels, and {complaint}")
+
+
 @functools.lru_cache(maxsize=4)
 def experiment_of(config: str, own_data: str | None = None) -> Experiment:
-    """Return the experiment of a config in JSON, building it once per process.
-
-    Raises
-    ------
-    ConfigError
-        If a node has data of its own and the config several models.
-    """
+    """Return the experiment of a config in JSON, building it once per process."""
     parsed = RunConfig.from_json(config)
     if parsed.multi_model.tasks:
         if own_data is not None:
@@ -642,7 +646,7 @@ def experiment_of(config: str, own_data: str | None = None) -> Experiment:
                 f"partition-id, not with data='{own_data}'"
             )
         # Here, because it is built on this module.
-        from simulations.experiment.multi_model_experiment import MultiModelExperiment
+        from simulations.experiment.multi_model import MultiModelExperiment
 
         return MultiModelExperiment(parsed)
     return Experiment(parsed, own_data)

@@ -8,18 +8,17 @@ federated averaging would compute them two hundred times.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+import weakref
 
 import numpy as np
 from torch import nn
 
 from gems_flwr.devices import chosen_device
-from gems_flwr.networks.inputs import watch
+from gems_flwr.networks import watch
 from simulations.data.examples import Examples
-from simulations.experiment.remembered import digest_of
 from simulations.experiment.training import placed, tensors, torch_threads
 
-# Of features that are kept; what has been used least lately goes first.
+# Of features that are kept; beyond it they are computed each time.
 _LIMIT_BYTES = 1200 * 2**20
 _CHUNK = 1024
 # Modules that change nothing but the shape: what stands on them alone is no lift.
@@ -41,11 +40,12 @@ def layer_on_lift(model: nn.Module) -> nn.Linear | None:
 
 
 class LiftMemory:
-    """Features of examples, by the lift and the examples that they belong to."""
+    """Features of examples, by the examples and the lift that they belong to."""
 
-    def __init__(self, limit_bytes: int = _LIMIT_BYTES) -> None:
-        self._limit_bytes = limit_bytes
-        self._known: OrderedDict[tuple[str, str, bytes], Examples] = OrderedDict()
+    def __init__(self) -> None:
+        # Features are forgotten with the examples that they are of.
+        self._known: weakref.WeakKeyDictionary[Examples, dict[str, Examples]]
+        self._known = weakref.WeakKeyDictionary()
         # A node that overstays is left behind in its thread, where it may still train.
         self._lock = threading.Lock()
 
@@ -56,44 +56,28 @@ class LiftMemory:
         *,
         architecture: str,
         scale: float,
-        threads: int,
+        threads: int = 1,
         device: str = "cpu",
     ) -> tuple[nn.Linear, Examples] | None:
         """Return a model's output layer and what it sees of some examples.
 
-        Parameters
-        ----------
-        model : torch.nn.Module
-            Maps a batch to logits.
-        examples : Examples
-            At least one, or nothing is returned.
-        architecture : str
-            What the model was built from: two of the same have the same lift.
-        scale : float
-            Factor of the stored features.
-        threads : int
-            CPU threads, at least 1.
-        device : str
-            Where the lift is computed, some examples at a time.
-
-        Returns
-        -------
-        tuple or None
-            None if the model has more to learn than that layer, or nothing fixed below it.
+        None if the model has more to learn than that layer, or nothing fixed below it. Two models
+        of one ``architecture``, which is what they were built from, have the same lift.
         """
         layer = layer_on_lift(model)
         if layer is None or not len(examples):
             return None
-        key = (architecture, device, digest_of(examples))
         with self._lock:
-            found = self._known.get(key)
+            known = self._known.setdefault(examples, {})
+            key = f"{architecture} on {device}"
+            found = known.get(key)
             if found is None:
                 features = _features(model, layer, examples, scale, threads, device)
                 found = Examples(features, examples.labels)
-                self._known[key] = found
-            self._known.move_to_end(key)
-            while sum(e.features.nbytes for e in self._known.values()) > self._limit_bytes:
-                self._known.popitem(last=False)
+                kept = [each for lifts in self._known.values() for each in lifts.values()]
+                held = sum(each.features.nbytes for each in kept)
+                if held + features.nbytes <= _LIMIT_BYTES:
+                    known[key] = found
         return layer, found
 
 
@@ -110,4 +94,4 @@ def _features(
     return np.concatenate(rows)
 
 
-LIFT_MEMORY = LiftMemory()
+LIFTS = LiftMemory()

@@ -5,14 +5,15 @@
 without Flower, Torch or Hydra.
 
 - `runs`: files to values; what is unfinished or damaged is named, never fatal.
-- `summary`: runs to methods; means and standard deviations over seeds.
-- `curves`: accuracy against rounds and against the bytes sent so far.
-- `columns`: what the tables and CSV files say of a method, and of a run.
-- `run_tables`, `run_plots`, `run_page`: the terminal and CSV, the PNG files, ``report.html``.
+- `summary`: runs to methods; means and standard deviations over seeds, curves over rounds.
+- `columns`: what tables and CSV files have of a method, and of a run.
+- `plots`: the PNG files. `report`: everything together, and ``report.html``.
 
-What the papers' comparisons and the studies use, too, knows nothing of runs:
-
-- `tables`: rows of text on the screen, in CSV, in Markdown and in HTML.
-- `figures`, `frontiers`: canvas, colours, error bars, headings; loss against bytes.
-- `pages`: one HTML file that holds everything.
+What the papers' comparisons and the studies use, too, knows nothing of runs: `tables` (the screen,
+CSV, Markdown, HTML), `plotting` (canvas, styles, lines, names beside points), `pages`.
 """
+
+from simulations.report.report import build_report
+from simulations.report.runs import NoRunsError, read_runs
+
+__all__ = ["NoRunsError", "build_report", "read_runs"]

@@ -5,23 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from simulations.command_line import CommandParser, program, run_command
-from simulations.report.write_report import build_report
+from simulations.report.report import build_report
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make a report from the command line.
-
-    Parameters
-    ----------
-    arguments : Sequence[str], optional
-        The arguments after the program's name; default: those of this process.
-
-    Returns
-    -------
-    int
-        Exit status: 0 for a report, 2 if there was no finished run to report on, or no place to
-        write to.
-    """
+    """Make a report; return 0, or 2 if there is no finished run or no place to write to."""
     parser = CommandParser(
         prog=program("report"),
         description="Compare finished runs: a table, plots, results.csv and report.html.",

@@ -1,23 +1,18 @@
-"""The columns of a report: a new one is an entry here, in the table and in the CSV file.
+"""What the tables and CSV files of a report have of a method, and of a run.
 
-The table in the terminal and the page show `COLUMNS`, one row per method; the page also shows
-`RUN_COLUMNS`, one row per run. ``results.csv`` and ``runs.csv`` hold `METHOD_FIELDS` and
-`RUN_FIELDS`, with full precision and units in the headings. A quantity that runs do not have yet is
-read in `runs` and averaged in `summary`; what needs more than a line is explained in `run_page`.
+The table on the screen and on the page shows `COLUMNS`, one row per method: a new column is an
+entry. ``results.csv`` and ``runs.csv`` hold `method_fields` and `run_fields`, with full precision
+and units in the headings.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from simulations.report import multi_model_table
 from simulations.report.runs import Run
-from simulations.report.summary import (
-    Method,
-    SettingSummary,
-    Spread,
-    format_accuracy,
-    format_bytes,
-)
+from simulations.report.summary import Method, SettingSummary, Spread, format_bytes, spread
+from simulations.report.tables import Row, TextTable
+
+METRICS = ("accuracy", "rmse")
 
 
 @dataclass(frozen=True)
@@ -29,9 +24,7 @@ class Column:
     heading : str
         Above it.
     text : callable
-        What a method's row says.
-    bar : callable, optional
-        Share of a bar behind the text in the page, 0 to 1; None for no bar.
+        What a method's row has.
     is_shown : callable
         Whether these methods need the column at all.
     caption : str
@@ -40,7 +33,6 @@ class Column:
 
     heading: str
     text: Callable[[Method], str]
-    bar: Callable[[Method], float | None] | None = None
     is_shown: Callable[[Sequence[Method]], bool] = lambda methods: True
     caption: str = ""
 
@@ -50,143 +42,143 @@ def _rounds(method: Method) -> str:
     return str(most) if fewest == most else f"{fewest}–{most}"
 
 
-def _accuracy_share(method: Method) -> float | None:
-    return None if method.accuracy is None else min(max(method.accuracy.mean, 0.0), 1.0)
+def _metric(name: str, caption: str) -> Column:
+    """Return ``mean ± sd`` of a metric, and how many runs have a value if not all do."""
+
+    def text(method: Method) -> str:
+        value, runs = method.mean(name), len(method.runs)
+        if value is None:
+            return "–"
+        return str(value) if value.count == runs else f"{value} ({value.count} of {runs})"
+
+    spread_of = "mean ± sample standard deviation over seeds"
+    return Column(
+        name,
+        text,
+        lambda methods: any(m.metric == name for m in methods),
+        f"{name}: {caption}, {spread_of}.",
+    )
 
 
-def _has_classes(methods: Sequence[Method]) -> bool:
-    return any(m.metric == "accuracy" for m in methods)
+def _seconds(method: Method) -> str:
+    value = method.mean("seconds")
+    return "–" if value is None else f"{value.mean:,.1f}"
 
 
-def _has_numbers(methods: Sequence[Method]) -> bool:
-    return any(m.metric == "rmse" for m in methods)
+def _failed(method: Method) -> int:
+    return sum(run.nodes_failed for run in method.runs)
 
 
-# The first one is the method's name.
+_BYTES = "up, down: mean bytes per run from and to the nodes; 1 MB = 10^6 bytes, 1 KB = 10^3 bytes."
 COLUMNS: list[Column] = [
     Column("method", lambda m: m.name),
     Column("rounds", _rounds),
-    Column(
-        "up",
-        lambda m: format_bytes(m.bytes_up),
-        caption="up, down: mean bytes per run from and to the nodes; 1 MB = 10^6 bytes, "
-        "1 KB = 10^3 bytes.",
-    ),
+    Column("up", lambda m: format_bytes(m.bytes_up), caption=_BYTES),
     Column("down", lambda m: format_bytes(m.bytes_down)),
-    Column(
-        "accuracy",
-        lambda m: format_accuracy(m.accuracy, len(m.runs)),
-        bar=_accuracy_share,
-        is_shown=_has_classes,
-        caption="accuracy: mean ± sample standard deviation over seeds, 0 to 1.",
-    ),
-    Column(
-        "rmse",
-        lambda m: format_accuracy(m.rmse, len(m.runs)),
-        is_shown=_has_numbers,
-        caption="rmse: root of the mean squared error, in the unit of what is predicted; mean ± "
-        "sample standard deviation over seeds.",
-    ),
+    _metric("accuracy", "share of right answers, 0 to 1"),
+    _metric("rmse", "root of the mean squared error, in the unit of what is predicted"),
     Column("seeds", lambda m: str(m.seeds)),
-    Column(
-        "seconds",
-        lambda m: "–" if m.seconds is None else f"{m.seconds.mean:,.1f}",
-        caption="seconds: mean per run.",
-    ),
+    Column("seconds", _seconds, caption="seconds: mean per run."),
     Column(
         "failed",
-        lambda m: str(m.nodes_failed),
-        is_shown=lambda methods: any(m.nodes_failed for m in methods),
-        caption="failed: nodes that failed, summed over runs.",
+        lambda m: str(_failed(m)),
+        lambda methods: any(map(_failed, methods)),
+        "failed: nodes that failed, summed over runs.",
     ),
 ]
 
-# Heading and text of every run's row in the page, and whether it is words.
-RUN_COLUMNS: list[tuple[str, Callable[[Run], str], bool]] = [
-    ("method", lambda r: r.method, True),
-    ("seed", lambda r: str(r.seed), False),
-    ("rounds", lambda r: str(r.rounds), False),
-    ("accuracy", lambda r: "–" if r.accuracy is None else f"{r.accuracy:.4f}", False),
-    ("rmse", lambda r: "–" if r.rmse is None else f"{r.rmse:.4f}", False),
-    ("loss", lambda r: "–" if r.loss is None else f"{r.loss:.4f}", False),
-    ("up", lambda r: format_bytes(r.bytes_up), False),
-    ("down", lambda r: format_bytes(r.bytes_down), False),
-    ("messages", lambda r: "–" if r.messages is None else f"{r.messages:,}", False),
-    ("seconds", lambda r: "–" if r.seconds is None else f"{r.seconds:,.1f}", False),
-    ("stopped because", lambda r: r.stopped_because or "", True),
-    ("folder", lambda r: r.name, True),
-]
+_SETTING = ("dataset", "partition", "nodes", "model")
+_RUN = (
+    *("method", "strategy", "seed", "rounds", "bytes_up", "bytes_down", "messages", "accuracy"),
+    *("rmse", "loss", "seconds", "nodes_failed", "stopped_because"),
+)
 
 
-def _mean(value: Spread | None) -> float | None:
-    return None if value is None else value.mean
+def run_fields(run: Run) -> dict[str, object]:
+    """Return a row of ``runs.csv``."""
+    setting = {name: getattr(run.setting, name) for name in _SETTING}
+    return {"run": run.name, **setting, **{name: getattr(run, name) for name in _RUN}}
 
 
-def _sd(value: Spread | None) -> float | None:
-    return None if value is None else value.sd
+def method_fields(summary: SettingSummary, method: Method) -> dict[str, object]:
+    """Return a row of ``results.csv``."""
+
+    def parts(name: str, value: Spread | None) -> dict[str, object]:
+        return {f"{name}_{part}": getattr(value, part, None) for part in ("mean", "sd")}
+
+    return {
+        **{name: getattr(summary.setting, name) for name in _SETTING},
+        **{"method": method.name, "strategy": method.strategy},
+        **{"runs": len(method.runs), "seeds": method.seeds},
+        **dict(zip(("rounds_min", "rounds_max"), method.rounds, strict=True)),
+        **{"bytes_up_mean": method.bytes_up, "bytes_down_mean": method.bytes_down},
+        **{"messages_mean": getattr(method.mean("messages"), "mean", None)},
+        **parts("accuracy", method.mean("accuracy")),
+        **parts("rmse", method.mean("rmse")),
+        **parts("loss", method.mean("loss")),
+        **parts("relative", summary.relative(method)),
+        **{"seconds_mean": getattr(method.mean("seconds"), "mean", None)},
+        **{"nodes_failed_sum": _failed(method)},
+    }
 
 
-def _relative(summary: SettingSummary, method: Method) -> Spread | None:
-    rows = multi_model_table.models_rows(summary)
-    return next((row.relative for row in rows if row.method is method), None)
+def columns_of(settings: Sequence[SettingSummary]) -> list[Column]:
+    """Return the columns that are needed: that of failures only if a node failed, say."""
+    methods = [method for summary in settings for method in summary.methods]
+    return [column for column in COLUMNS if column.is_shown(methods)]
 
 
-METHOD_FIELDS: dict[str, Callable[[SettingSummary, Method], object]] = {
-    "dataset": lambda s, m: s.setting.dataset,
-    "partition": lambda s, m: s.setting.partition,
-    "nodes": lambda s, m: s.setting.nodes,
-    "model": lambda s, m: s.setting.model,
-    "method": lambda s, m: m.name,
-    "strategy": lambda s, m: m.strategy,
-    "runs": lambda s, m: len(m.runs),
-    "seeds": lambda s, m: m.seeds,
-    "rounds_min": lambda s, m: m.rounds[0],
-    "rounds_max": lambda s, m: m.rounds[1],
-    "bytes_up_mean": lambda s, m: m.bytes_up,
-    "bytes_down_mean": lambda s, m: m.bytes_down,
-    "messages_mean": lambda s, m: _mean(m.messages),
-    "accuracy_mean": lambda s, m: _mean(m.accuracy),
-    "accuracy_sd": lambda s, m: _sd(m.accuracy),
-    "rmse_mean": lambda s, m: _mean(m.rmse),
-    "rmse_sd": lambda s, m: _sd(m.rmse),
-    "loss_mean": lambda s, m: _mean(m.loss),
-    "loss_sd": lambda s, m: _sd(m.loss),
-    "relative_mean": lambda s, m: _mean(_relative(s, m)),
-    "relative_sd": lambda s, m: _sd(_relative(s, m)),
-    "seconds_mean": lambda s, m: _mean(m.seconds),
-    "nodes_failed_sum": lambda s, m: m.nodes_failed,
-}
-
-RUN_FIELDS: dict[str, Callable[[Run], object]] = {
-    "run": lambda r: r.name,
-    "dataset": lambda r: r.setting.dataset,
-    "partition": lambda r: r.setting.partition,
-    "nodes": lambda r: r.setting.nodes,
-    "model": lambda r: r.setting.model,
-    "method": lambda r: r.method,
-    "strategy": lambda r: r.strategy,
-    "seed": lambda r: r.seed,
-    "rounds": lambda r: r.rounds,
-    "bytes_up": lambda r: r.bytes_up,
-    "bytes_down": lambda r: r.bytes_down,
-    "messages": lambda r: r.messages,
-    "accuracy": lambda r: r.accuracy,
-    "rmse": lambda r: r.rmse,
-    "loss": lambda r: r.loss,
-    "seconds": lambda r: r.seconds,
-    "nodes_failed": lambda r: r.nodes_failed,
-    "stopped_because": lambda r: r.stopped_because,
-}
-
-# Columns of one of the two things that runs are judged by, and of nothing else.
-_BELONGS = {
-    **dict.fromkeys(("accuracy", "accuracy_mean", "accuracy_sd"), "accuracy"),
-    **dict.fromkeys(("relative_mean", "relative_sd"), "accuracy"),
-    **dict.fromkeys(("rmse", "rmse_mean", "rmse_sd"), "rmse"),
-}
+def caption_of(columns: Sequence[Column]) -> str:
+    """Explain the columns that are shown, in one line of plain text."""
+    return " ".join(each.caption for each in COLUMNS if each in columns and each.caption)
 
 
-def is_needed(name: str, runs: Iterable[Run]) -> bool:
-    """Return whether these runs need a column: no accuracy where all predict numbers, say."""
-    metric = _BELONGS.get(name)
-    return metric is None or any(run.metric == metric for run in runs)
+def methods_table(summary: SettingSummary, columns: Sequence[Column]) -> TextTable:
+    """Return one row per method of a setting."""
+    rows = [
+        Row(tuple(column.text(method) for column in columns), method.is_reference)
+        for method in summary.methods
+    ]
+    return TextTable(tuple(column.heading for column in columns), tuple(rows))
+
+
+MODELS_CAPTION = (
+    "relative: mean accuracy over that of full participation with the same seed. mean: over the "
+    "models. All ± sample standard deviation over seeds. server memory: old updates and control "
+    "variates that the server keeps."
+)
+
+
+def models_table(summary: SettingSummary) -> TextTable | None:
+    """Return the accuracy of every model, where runs train several."""
+    methods = [m for m in summary.methods if any(run.accuracies for run in m.runs)]
+    if not methods:
+        return None
+
+    def text(method: Method) -> list[str]:
+        runs = method.runs
+        models = [spread([run.accuracies.get(name) for run in runs]) for name in summary.models]
+        memory = max(run.server_memory_bytes or 0 for run in runs)
+        values = [summary.relative(method), method.mean("accuracy"), *models]
+        return [method.name, *("–" if v is None else str(v) for v in values), format_bytes(memory)]
+
+    headings = ("method", "relative", "mean", *summary.models, "server memory")
+    return TextTable.of(headings, map(text, methods))
+
+
+def runs_table(summary: SettingSummary) -> TextTable:
+    """Return one row per run of a setting, without what all of them share."""
+
+    def text(name: str, value: object) -> str:
+        if isinstance(value, int) and name.startswith("bytes"):
+            return format_bytes(value)
+        return "–" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
+
+    rows = [run_fields(run) for run in summary.runs]
+    known = {name for row in rows for name, value in row.items() if value is not None}
+    names = [name for name in rows[0] if name in known and name not in _SETTING]
+    return TextTable.of(
+        (name.replace("_", " ") for name in names),
+        ([text(name, row[name]) for name in names] for row in rows),
+        names=tuple(i for i, name in enumerate(names) if isinstance(rows[0][name], str)),
+    )

@@ -13,9 +13,9 @@ LONG_LIST = 12
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1d2329; --soft: #5b6670; --line: #dde2e7;
-  --page: #f5f6f8; --card: #ffffff; --bar: #cfe3f3; --warn: #8a5200; --warn-back: #fff4e0; }
+  --page: #f5f6f8; --card: #ffffff; --warn: #8a5200; --warn-back: #fff4e0; }
 @media (prefers-color-scheme: dark) { :root { --text: #e7eaed; --soft: #a3adb6; --line: #39424a;
-  --page: #14181c; --card: #1d2329; --bar: #24465f; --warn: #ffcf8a; --warn-back: #3a2c14; } }
+  --page: #14181c; --card: #1d2329; --warn: #ffcf8a; --warn-back: #3a2c14; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--text);
   font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
@@ -38,8 +38,6 @@ th { color: var(--soft); font-weight: 600; font-size: .85rem; vertical-align: bo
 th.text, td.text { text-align: left; }
 td.reason { white-space: normal; min-width: 14rem; }
 tr.reference td { color: var(--soft); font-style: italic; }
-td.accuracy { background: linear-gradient(var(--bar), var(--bar)) no-repeat left center
-  / calc(100% * var(--share)) 62%; }
 .plots { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem),
   1fr)); margin-top: 1.2rem; align-items: start; }
 figure { margin: 0; background: #fff; border: 1px solid var(--line); border-radius: .4rem;
@@ -81,11 +79,6 @@ def caption(text: str) -> str:
     return f'<p class="soft">{escape(text)}</p>'
 
 
-def bullets(items: Sequence[str]) -> str:
-    """Return a list."""
-    return f"<ul>{''.join(f'<li>{escape(item)}</li>' for item in items)}</ul>"
-
-
 def folded(heading: str, content: str, is_open: bool) -> str:
     """Return what is shown when its heading is clicked; `content` is HTML already."""
     state = " open" if is_open else ""
@@ -96,7 +89,7 @@ def note(heading: str, items: Sequence[str]) -> str:
     """Return a list that must not be overlooked; nothing if it is empty."""
     if not items:
         return ""
-    listed = bullets(items)
+    listed = f"<ul>{''.join(f'<li>{escape(item)}</li>' for item in items)}</ul>"
     if len(items) > LONG_LIST:
         return f'<div class="note">{folded(f"{heading} ({len(items)})", listed, False)}</div>\n'
     return f'<div class="note"><strong>{escape(heading)}</strong>{listed}</div>\n'

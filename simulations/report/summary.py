@@ -1,7 +1,9 @@
 """Runs to table rows: one method per row, means and standard deviations over its seeds.
 
 The standard deviation is the sample one (division by n − 1): seeds are a sample of the runs that
-could have been made. A method with a single value has no standard deviation.
+could have been made. A method with a single value has none. Curves are averaged round by round, at
+the mean number of bytes sent by then, over the rounds that all seeds have: a mean over ever fewer
+seeds would jump where one drops out.
 """
 
 import math
@@ -10,14 +12,16 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from simulations.report.runs import Partition, Run, Setting
 
-# Reference runs frame the comparison: nothing is sent, and no federated method is expected
+# Reference runs frame the comparison: they send nothing, and no federated method is expected
 # above the one or below the other.
-CEILING = "global"
-FLOOR = "local"
+CEILING, FLOOR = "global", "local"
 REFERENCES = (CEILING, FLOOR)
+# What results call the rule by which all nodes train all models.
+FULL = "full"
 
 
 @dataclass(frozen=True)
@@ -28,25 +32,48 @@ class Spread:
     sd: float | None
     count: int
 
+    def __str__(self) -> str:
+        """Write ``0.931 ± 0.004``."""
+        return f"{self.mean:.3f}" if self.sd is None else f"{self.mean:.3f} ± {self.sd:.3f}"
+
 
 def spread(values: Iterable[float | None]) -> Spread | None:
-    """Compute mean and sample standard deviation of the values that are known.
-
-    Parameters
-    ----------
-    values : Iterable[float | None]
-        The values, one per run; None where a run has none.
-
-    Returns
-    -------
-    Spread | None
-        None if no value is known.
-    """
+    """Return mean and deviation of the values that are known; None if there are none."""
     known = [value for value in values if value is not None]
     if not known:
         return None
     sd = statistics.stdev(known) if len(known) > 1 else None
     return Spread(statistics.fmean(known), sd, len(known))
+
+
+@dataclass(frozen=True)
+class Point:
+    """The state after a round: bytes of all rounds so far, both directions; accuracy or rmse."""
+
+    round: int
+    total_bytes: float
+    score: float
+    sd: float = 0.0
+
+    @classmethod
+    def mean(cls, points: Sequence["Point"]) -> "Point":
+        """Return the mean of several seeds after the same round."""
+        score = spread(point.score for point in points)
+        assert score is not None
+        total_bytes = statistics.fmean(point.total_bytes for point in points)
+        return cls(points[0].round, total_bytes, score.mean, score.sd or 0.0)
+
+
+def run_curve(run: Run) -> tuple[Point, ...]:
+    """Return the evaluated rounds of a run; those without evaluation add their bytes alone."""
+    points: list[Point] = []
+    total_bytes = 0
+    for entry in run.history:
+        total_bytes += entry.bytes_up + entry.bytes_down
+        score = entry.rmse if run.metric == "rmse" else entry.accuracy
+        if score is not None:
+            points.append(Point(entry.number, total_bytes, score))
+    return tuple(points)
 
 
 @dataclass(frozen=True)
@@ -59,7 +86,7 @@ class Method:
 
     @property
     def is_reference(self) -> bool:
-        """Whether this is a `local` or `global` run, drawn as a line rather than a competitor."""
+        """Whether it is `local` or `global`, drawn as a line rather than a competitor."""
         return self.strategy in REFERENCES
 
     @property
@@ -68,39 +95,18 @@ class Method:
         return len({run.seed for run in self.runs})
 
     @property
-    def accuracy(self) -> Spread | None:
-        """Final accuracy over runs, 0 to 1."""
-        return spread(run.accuracy for run in self.runs)
-
-    @property
-    def rmse(self) -> Spread | None:
-        """Final root mean squared error over runs, of those that predict numbers."""
-        return spread(run.rmse for run in self.runs)
-
-    @property
     def metric(self) -> str:
         """What its runs are judged by: accuracy, or rmse where numbers are predicted."""
         return self.runs[0].metric
 
+    def mean(self, quantity: str) -> Spread | None:
+        """Return mean and deviation over runs of an attribute of `Run`, such as ``accuracy``."""
+        return spread(getattr(run, quantity) for run in self.runs)
+
     @property
     def score(self) -> Spread | None:
-        """Final value of that over runs."""
-        return spread(run.score for run in self.runs)
-
-    @property
-    def loss(self) -> Spread | None:
-        """Final loss over runs."""
-        return spread(run.loss for run in self.runs)
-
-    @property
-    def seconds(self) -> Spread | None:
-        """Wall-clock seconds per run."""
-        return spread(run.seconds for run in self.runs)
-
-    @property
-    def messages(self) -> Spread | None:
-        """Messages per run, both directions."""
-        return spread(run.messages for run in self.runs)
+        """Final value of what its runs are judged by."""
+        return self.mean("score")
 
     @property
     def bytes_up(self) -> float:
@@ -113,15 +119,36 @@ class Method:
         return statistics.fmean(run.bytes_down for run in self.runs)
 
     @property
+    def total_bytes(self) -> float:
+        """Mean bytes per run, both directions."""
+        return self.bytes_up + self.bytes_down
+
+    @property
     def rounds(self) -> tuple[int, int]:
         """Fewest and most rounds of a run; they differ where a stop rule ended runs early."""
         rounds = [run.rounds for run in self.runs]
         return min(rounds), max(rounds)
 
+    @cached_property
+    def curves(self) -> tuple[tuple[Point, ...], ...]:
+        """Curves of its runs that have two evaluated rounds after the initial model."""
+        curves = map(run_curve, self.runs)
+        return tuple(curve for curve in curves if sum(point.round > 0 for point in curve) > 1)
+
+    @cached_property
+    def mean_curve(self) -> tuple[Point, ...]:
+        """The mean over seeds; empty for a method that is a point."""
+        by_round = [{point.round: point for point in curve} for curve in self.curves]
+        common = sorted(set.intersection(*map(set, by_round))) if by_round else []
+        return tuple(Point.mean([points[number] for points in by_round]) for number in common)
+
     @property
-    def nodes_failed(self) -> int:
-        """Failed nodes, summed over runs."""
-        return sum(run.nodes_failed for run in self.runs)
+    def end_point(self) -> Point | None:
+        """The final state from ``result.json`` alone; None if no run has a score."""
+        score = self.score
+        if score is None:
+            return None
+        return Point(self.rounds[1], self.total_bytes, score.mean, score.sd or 0.0)
 
 
 @dataclass(frozen=True)
@@ -151,40 +178,39 @@ class SettingSummary:
                 return run.seed, run.division
         return None
 
+    @property
+    def models(self) -> list[str]:
+        """Names of the models where runs train several, in order."""
+        return list(dict.fromkeys(name for run in self.runs for name in run.accuracies))
+
+    def relative(self, method: Method) -> Spread | None:
+        """Return mean accuracy of a method's models over that of full participation, by seed.
+
+        So what a seed makes easy or hard does not count; None without such a run.
+        """
+        full = {run.seed: run.accuracy for run in self.runs if run.sampling == FULL}
+        return spread(
+            run.accuracy / best
+            for run in method.runs
+            if run.accuracies and run.accuracy is not None and (best := full.get(run.seed))
+        )
+
 
 def summarise(runs: Sequence[Run]) -> tuple[SettingSummary, ...]:
-    """Group runs by setting and method.
-
-    Parameters
-    ----------
-    runs : Sequence[Run]
-        Finished runs of any number of settings.
-
-    Returns
-    -------
-    tuple[SettingSummary, ...]
-        Sorted by setting; methods in the order in which a table reads best.
-    """
+    """Group runs by setting and method, methods in the order in which a table reads best."""
     settings: dict[Setting, dict[tuple[str, str], list[Run]]] = defaultdict(
         lambda: defaultdict(list)
     )
     for run in runs:
         settings[run.setting][run.method, run.strategy].append(run)
-    return tuple(
-        SettingSummary(
-            setting,
-            tuple(
-                sorted(
-                    (
-                        Method(name, strategy, tuple(sorted(members, key=lambda run: run.seed)))
-                        for (name, strategy), members in groups.items()
-                    ),
-                    key=_reading_order,
-                )
-            ),
-        )
-        for setting, groups in sorted(settings.items())
-    )
+    found = []
+    for setting, groups in sorted(settings.items()):
+        methods = [
+            Method(name, strategy, tuple(sorted(members, key=lambda run: run.seed)))
+            for (name, strategy), members in groups.items()
+        ]
+        found.append(SettingSummary(setting, tuple(sorted(methods, key=_reading_order))))
+    return tuple(found)
 
 
 def _reading_order(method: Method) -> tuple[int, float, str]:
@@ -198,23 +224,13 @@ def comparability_warnings(settings: Sequence[SettingSummary]) -> tuple[str, ...
 
     A setting holds the name of a partition, not its parameters, and a method the name of a
     strategy; two values of a parameter would silently be averaged or set side by side.
-
-    Parameters
-    ----------
-    settings : Sequence[SettingSummary]
-        What goes into the tables.
-
-    Returns
-    -------
-    tuple[str, ...]
-        One sentence per doubt.
     """
     warnings: list[str] = []
     for summary in settings:
         title = summary.setting.title
         for method in summary.methods:
-            repeated = _repeated([run.seed for run in method.runs])
-            if repeated:
+            seeds = [run.seed for run in method.runs]
+            if repeated := sorted({seed for seed in seeds if seeds.count(seed) > 1}):
                 warnings.append(
                     f"{title}: {method.name} has more than one run for seed "
                     f"{', '.join(map(str, repeated))}; all of them are in its mean "
@@ -224,8 +240,7 @@ def comparability_warnings(settings: Sequence[SettingSummary]) -> tuple[str, ...
         for run in summary.runs:
             if run.division is not None and run.strategy != CEILING:
                 divisions[run.seed].add(run.division)
-        unequal = sorted(seed for seed, found in divisions.items() if len(found) > 1)
-        if unequal:
+        if unequal := sorted(seed for seed, found in divisions.items() if len(found) > 1):
             warnings.append(
                 f"{title}: runs with seed {', '.join(map(str, unequal))} do not share one "
                 "division of the data, so their rows cannot be compared"
@@ -233,60 +248,20 @@ def comparability_warnings(settings: Sequence[SettingSummary]) -> tuple[str, ...
     return tuple(warnings)
 
 
-def _repeated(values: Sequence[int]) -> list[int]:
-    return sorted({value for value in values if values.count(value) > 1})
-
-
 def format_bytes(count: float) -> str:
-    """Write a byte count with three significant digits and a decimal unit.
-
-    Parameters
-    ----------
-    count : float
-        Bytes, ≥ 0.
-
-    Returns
-    -------
-    str
-        For example ``0``, ``512 B``, ``26.4 KB``, ``1.05 MB``; 1 MB is 10^6 bytes.
-    """
+    """Write bytes with three digits: ``512 B``, ``26.4 KB``, ``1.05 MB``; 1 MB is 10^6 bytes."""
     # Round before choosing the unit, or 999,999 bytes would read "1000 KB".
     rounded = float(f"{count:.3g}")
     if rounded == 0:
         return "0"
     for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
         if rounded >= size:
-            return f"{_three_digits(rounded / size)} {unit}"
+            value = rounded / size
+            places = 0 if value >= 100 else 1 if value >= 10 else 2
+            return f"{value:,.{places}f} {unit}"
     return f"{rounded:.0f} B"
 
 
 def tick_bytes(count: float) -> str:
     """Write a byte count as the label of an axis: ``1 MB``, not ``1.00 MB``."""
     return re.sub(r"\.0+(?= )", "", format_bytes(count))
-
-
-def _three_digits(value: float) -> str:
-    if value >= 1000:  # beyond the largest unit
-        return f"{value:,.0f}"
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def format_accuracy(value: Spread | None, runs: int) -> str:
-    """Write an accuracy, or an error, as ``mean ± sd``; say so if some runs have none.
-
-    Parameters
-    ----------
-    value : Spread | None
-        The accuracy over the runs that have one.
-    runs : int
-        How many runs there are in all.
-
-    Returns
-    -------
-    str
-        For example ``0.931 ± 0.004``, ``0.931`` for one run, ``–`` for none.
-    """
-    if value is None:
-        return "–"
-    text = f"{value.mean:.3f}" if value.sd is None else f"{value.mean:.3f} ± {value.sd:.3f}"
-    return text if value.count == runs else f"{text} ({value.count} of {runs})"

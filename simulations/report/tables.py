@@ -5,7 +5,7 @@ A shortened number is a wrong number: what does not fit is folded, or runs over,
 """
 
 import csv
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -25,8 +25,6 @@ class Row:
 
     cells: tuple[str, ...]
     is_reference: bool = False
-    # Share of a bar behind a cell in the page, 0 to 1, by column.
-    bars: Mapping[int, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -61,21 +59,22 @@ class TextTable:
         """Return a table of plain rows."""
         return cls(tuple(headings), tuple(Row(tuple(row)) for row in rows), names, group_by)
 
-    def without(self, columns: Sequence[int]) -> "TextTable":
-        """Return the table without some columns, none of which it is grouped by."""
-        kept = [i for i in range(len(self.headings)) if i not in columns]
-        return TextTable(
-            tuple(self.headings[i] for i in kept),
-            tuple(Row(tuple(row.cells[i] for i in kept), row.is_reference) for row in self.rows),
-            tuple(kept.index(i) for i in self.names if i in kept),
-            None if self.group_by is None else kept.index(self.group_by),
-        )
-
     @property
     def widths(self) -> list[int]:
         """Characters that each column wants."""
         columns = zip(self.headings, *(row.cells for row in self.rows), strict=True)
         return [max(map(len, column)) for column in columns]
+
+    def grouped(self) -> Iterator[tuple[Row, list[str], bool]]:
+        """Yield rows and their texts, a group's name in its first row only, which is marked."""
+        before = None
+        for row in self.rows:
+            cells, is_new = list(row.cells), False
+            if self.group_by is not None:
+                is_new = cells[self.group_by] != before
+                before = cells[self.group_by]
+                cells[self.group_by] = before if is_new else ""
+            yield row, cells, is_new
 
 
 def print_table(
@@ -88,16 +87,7 @@ def print_table(
 ) -> None:
     """Print a table; columns give way step by step, numbers never.
 
-    Parameters
-    ----------
-    table : TextTable
-        What to print.
-    console : Console
-        Where to print.
-    title, caption : str
-        A line above and below.
-    widths : sequence of int, optional
-        What each column wants, where several tables are aligned; by default their own.
+    With `widths` several tables are aligned; by default each has its own.
     """
     wanted = list(widths or table.widths)
     count = len(wanted)
@@ -129,71 +119,44 @@ def print_table(
             no_wrap=not is_name,
             overflow="fold",
         )
-    before = None
-    for row in table.rows:
-        texts = list(row.cells)
-        if table.group_by is not None:
-            group = texts[table.group_by]
-            if before not in (None, group):
-                shown.add_section()
-            if group == before:
-                texts[table.group_by] = ""
-            before = group
-        shown.add_row(*map(Text, texts), style="dim" if row.is_reference else "")
+    for row, cells, is_new in table.grouped():
+        if is_new and shown.row_count:
+            shown.add_section()
+        shown.add_row(*map(Text, cells), style="dim" if row.is_reference else "")
     console.print(shown, crop=False)
     if caption:
         console.print(Text(caption, style="dim"))
 
 
 def markdown_table(table: TextTable) -> list[str]:
-    """Return the lines of a table in Markdown."""
-    lines = ["| " + " | ".join(table.headings) + " |", "|" + "---|" * len(table.headings)]
-    # A star that stands alone is a mark, not emphasis.
-    rows = [" | ".join(row.cells) for row in table.rows]
-    return lines + [f"| {row} |".replace(" * ", " \\* ") for row in rows]
+    """Return the lines of a table in Markdown, numbers to the right."""
+    marks = ("---" if index in table.names else "--:" for index in range(len(table.headings)))
+    rows = (table.headings, marks, *(cells for _, cells, _ in table.grouped()))
+    return [f"|{'|'.join(row)}|" for row in rows]
 
 
 def html_table(table: TextTable, wide: Sequence[int] = ()) -> str:
     """Return a table in HTML; columns of `wide` hold sentences, which are folded."""
-    names = set(table.names)
-    head = "".join(
-        f'<th scope="col" class="text">{escape(text)}</th>'
-        if index in names
-        else f'<th scope="col">{escape(text)}</th>'
-        for index, text in enumerate(table.headings)
-    )
-    body = "\n".join(_html_row(row, names, set(wide)) for row in table.rows)
+
+    def cell(index: int, text: str, kind: str = "td") -> str:
+        kinds = ["text"] * (index in table.names) + ["reason"] * (index in wide)
+        attribute = f' class="{" ".join(kinds)}"' if kinds else ""
+        return f"<{kind}{attribute}>{escape(text)}</{kind}>"
+
+    head = "".join(cell(index, text, "th") for index, text in enumerate(table.headings))
+    rows = [
+        ('<tr class="reference">' if row.is_reference else "<tr>")
+        + f"{''.join(cell(index, text) for index, text in enumerate(row.cells))}</tr>"
+        for row in table.rows
+    ]
     return (
         f'<div class="scroll"><table>\n<thead><tr>{head}</tr></thead>\n'
-        f"<tbody>\n{body}\n</tbody>\n</table></div>"
+        f"<tbody>\n{chr(10).join(rows)}\n</tbody>\n</table></div>"
     )
-
-
-def _html_row(row: Row, names: set[int], wide: set[int]) -> str:
-    cells = []
-    for index, text in enumerate(row.cells):
-        if row.bars and index in row.bars:
-            share = f'style="--share:{row.bars[index]:.4f}"'
-            cells.append(f'<td class="accuracy" {share}>{escape(text)}</td>')
-            continue
-        kinds = ["text"] if index in names else []
-        kinds += ["reason"] if index in wide else []
-        attribute = f' class="{" ".join(kinds)}"' if kinds else ""
-        cells.append(f"<td{attribute}>{escape(text)}</td>")
-    start = '<tr class="reference">' if row.is_reference else "<tr>"
-    return f"{start}{''.join(cells)}</tr>"
 
 
 def write_csv(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    """Write rows that share their keys; None becomes an empty field.
-
-    Parameters
-    ----------
-    path : Path
-        The file; overwritten.
-    rows : iterable of mappings
-        At least one; the keys of the first are the headings.
-    """
+    """Write rows, at least one, that share their keys; None becomes an empty field."""
     records = list(rows)
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(records[0]), lineterminator="\n")

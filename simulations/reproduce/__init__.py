@@ -2,10 +2,8 @@
 
 ``python -m simulations.reproduce`` lists it, ``python -m simulations.reproduce NAME`` runs it.
 
-- `catalogue`: what there is. `entry`: what an entry has, and what can be asked of it.
-- `papers/`: an experiment is an entry of a spec (`gems2019`, …), its published numbers in
-  ``published.yaml``, and its config in ``conf/experiment``; what was measured in full is kept in
-  ``papers/measured`` and shown on ``docs/results.md``.
-- `studies/`: an experiment of our own is one module with a function `run`, and a line in the
-  catalogue.
+- `study`: the common frame; a paper's experiment or a study is a `Study`. `catalogue`: all of them.
+- `runner`: from a study to `findings`; `measures`: what is read off a run.
+- `comparison`: the one table, the paper's numbers beside ours (``published.yaml``), with a verdict.
+- `results`: the tables of ``docs/results.md``, from what is kept of full runs in ``measured``.
 """

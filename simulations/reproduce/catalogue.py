@@ -1,139 +1,79 @@
-"""Everything that can be run again, by name."""
+"""Everything that can be run again, by name, and how far it is."""
 
 from __future__ import annotations
 
-from simulations.reproduce.entry import Entry
+import re
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from simulations.report.tables import TextTable, print_table
+from simulations.reproduce.findings import MEASURED, Findings
 from simulations.reproduce.papers import (
     driving2018,
     dynamic2018,
+    fedavg2016,
     gems2018,
     gems2019,
-    gems2019_checks,
     multi_model2025,
-    protocol_grid,
-    slides2025,
 )
-from simulations.reproduce.papers.spec import Reproduction
-from simulations.reproduce.studies.study import Study
+from simulations.reproduce.studies import frontier, hostile, leaks
+from simulations.reproduce.study import Scope, Study
 
-PAPERS: dict[str, Reproduction] = {
-    each.name: each
-    for module in (
-        gems2019,
-        gems2019_checks,
-        gems2018,
-        dynamic2018,
-        driving2018,
-        protocol_grid,
-        slides2025,
-        multi_model2025,
+_PAPERS = (gems2019, gems2018, dynamic2018, driving2018, fedavg2016, multi_model2025)
+_STUDIES = (frontier, hostile, leaks)
+PAPERS: dict[str, Study] = {each.name: each for module in _PAPERS for each in module.STUDIES}
+STUDIES: dict[str, Study] = {module.STUDY.name: module.STUDY for module in _STUDIES}
+CATALOGUE: dict[str, Study] = {**PAPERS, **STUDIES}
+
+DONE, IN_FULL, TO_COME = "done", "in full", "to come"
+
+
+def is_done(study: Study, scope: Scope) -> bool:
+    """Return whether findings of as many seeds as asked for are there, without a failure."""
+    try:
+        found = Findings.from_bytes(study.file(scope).read_bytes())
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return not found.failures and len(found.seeds) >= len(study.seeds_of(scope))
+
+
+def state_of(study: Study, scope: Scope) -> str:
+    """Return whether a study is done here, kept with the code, or to come."""
+    if is_done(study, scope):
+        return DONE
+    return IN_FULL if (MEASURED / f"{study.name}.json.gz").exists() else TO_COME
+
+
+def print_catalogue(studies: Sequence[Study], scope: Scope, console: Console) -> None:
+    """Print what there is, paper by paper, columns aligned over all of them."""
+    headings = ("name", "where", "seeds", "minutes", "state")
+    tables: dict[str, list[tuple[str, ...]]] = {}
+    for each in studies:
+        numbers = (str(each.seeds), f"{each.minutes:g}")
+        row = (each.name, short(each.where), *numbers, state_of(each, scope))
+        tables.setdefault(each.paper, []).append(row)
+    every = TextTable.of(headings, [row for rows in tables.values() for row in rows])
+    for paper, rows in tables.items():
+        table = TextTable.of(headings, rows, names=(0, 1, 4))
+        print_table(table, console, title=paper, widths=every.widths)
+        console.print()
+    console.print(
+        f"minutes: in full, on two cores; --quick takes a few. state: {IN_FULL} – kept with the "
+        f"code, --show prints it; {DONE} – finished in {scope.output}.",
+        markup=False,
+        highlight=False,
     )
-    for each in module.REPRODUCTIONS
-}
 
-STUDIES: dict[str, Study] = {
-    each.name: each
-    for each in (
-        Study(
-            name="demo",
-            about="Several ways of federated learning compared on the same digits; a report.",
-            minutes=1,
-            seeds=3,
-            module="simulations.reproduce.demo",
-        ),
-        Study(
-            name="frontier",
-            about="What does a byte buy? All methods on one split, FedAvg's family tuned.",
-            minutes=30,
-            quick=("rounds=20",),
-        ),
-        Study(
-            name="honest_radii",
-            about="Are radii honest? Sampled, worst-direction and certified ones beside what they "
-            "promise.",
-            minutes=1,
-            quick=("train.epochs=10",),
-        ),
-        Study(
-            name="layer_size",
-            about="How many hidden neurons does it take? Accuracy against size, beside ensembles.",
-            where="GEMS 2019, Tables 3 and 9 to 11",
-            minutes=3,
-            seeds=3,
-            quick=("train.epochs=15",),
-        ),
-        Study(
-            name="leaks",
-            about="What do class moments give away? Rebuilt samples, and who is among them.",
-            minutes=2,
-        ),
-        Study(
-            name="hostile",
-            about="What can a hostile node do to balls and cones, with and without a defence?",
-            minutes=3,
-            seeds=3,
-        ),
-        Study(
-            name="hostile_models",
-            about="What can a hostile node do to averages and merged layers, with and without a "
-            "defence?",
-            minutes=10,
-        ),
-        Study(
-            name="differences",
-            about="Why some numbers differ from the papers': the experiments behind the sentences.",
-            where="GEMS 2019, Tables 1, 2, 5 and 6",
-            minutes=5,
-        ),
-        Study(
-            name="multi_model_rates",
-            about="Learning rates for several models at once, chosen without the test data.",
-            where="Slides 2025, Table I",
-            minutes=8,
-            quick=("rounds=2",),
-        ),
-        Study(
-            name="fedavg_rates",
-            about="Learning rates for FedAvg's table, searched on validation data as McMahan et "
-            "al. did.",
-            where="Slides 2025, Table 1",
-            minutes=4,
-            quick=("rounds=2",),
-        ),
-        Study(
-            name="fedavg_causes",
-            about="Why FedAvg needs other numbers of rounds than published: rate, initial weights, "
-            "examples.",
-            where="Slides 2025, Table 1",
-            minutes=4,
-            seeds=3,
-            quick=("rounds=3",),
-        ),
-        Study(
-            name="compressed_streams",
-            about="Does compression cost loss? Protocols in float32, int8 and int4 on three "
-            "streams, bytes at equal loss.",
-            where="Dynamic averaging 2018, Section 5",
-            minutes=250,
-            seeds=3,
-            quick=("rounds=40", "evaluate_every=40"),
-        ),
-        Study(
-            name="merged_networks",
-            about="What are the peers worth on convolutional networks? LeNets averaged, merged by "
-            "RegMean, Fisher matrices and FedFisher, and GEMS beside them.",
-            where="FedFisher 2024",
-            minutes=35,
-            seeds=3,
-            quick=("train.epochs=2", "steps=500", "dataset.public=54000"),
-        ),
-        Study(
-            name="soak",
-            about="Does a long run stay small? Memory over 200 rounds on Ray with failing nodes.",
-            minutes=5,
-            quick=("rounds=40",),
-        ),
-    )
-}
 
-CATALOGUE: dict[str, Entry] = {**PAPERS, **STUDIES}
+def short(where: str) -> str:
+    """Return tables and figures in few letters: ``Fig. 5.1, A.1``."""
+    for pattern, letters in (
+        (r"\bTables?\b", "T."),
+        (r"\bFigures?\b", "Fig."),
+        (r"\bSection\b", "Sec."),
+        (r" and ", ", "),
+        (r" to ", "–"),
+    ):
+        where = re.sub(pattern, letters, where)
+    return where

@@ -7,8 +7,8 @@ from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gems_flwr.averaging.means import mean_metrics, weighted_mean
-from gems_flwr.wire.records import to_numpy, to_record
+from gems_flwr.averaging import mean_metrics, weighted_mean
+from gems_flwr.core.records import to_numpy, to_record
 
 
 @given(st.lists(st.integers(1, 10_000), min_size=1, max_size=8), st.integers(0, 2**32 - 1))
@@ -55,8 +55,8 @@ def test_the_models_that_went_in_are_not_changed():
 @pytest.mark.parametrize(
     ("models", "weights", "words"),
     [
-        ([], [], "at least one model"),
-        ([{"a": np.ones(1)}], [1, 2], "1 models but 2 weights"),
+        ([], [], "a weight for each of at least one model"),
+        ([{"a": np.ones(1)}], [1, 2], "1 models and 2 weights"),
         ([{"a": np.ones(1)}], [0], "positive"),
         ([{"a": np.ones(1)}], [float("nan")], "positive"),
         ([{"a": np.ones(1)}, {"a": np.ones(1)}], [2, -1], "weights must be"),

@@ -3,18 +3,17 @@
 import numpy as np
 import pytest
 
-from gems_flwr.averaging.means import weighted_mean
-from gems_flwr.averaging.steps import (
+from gems_flwr.averaging import (
+    aggregation_coefficients,
     best_beta,
+    draw_assignment,
     flat,
-    moved_control,
     remembered,
     residual_norm,
     stepped,
     unflat,
-    update_of,
+    weighted_mean,
 )
-from gems_flwr.client_sampling import aggregation_coefficients, draw_assignment
 
 
 def model(seed, dtype=np.float32):
@@ -44,11 +43,6 @@ def test_a_plain_step_moves_against_the_weighted_updates():
         assert new[name] == pytest.approx(w[name] - step, abs=1e-5)
         assert new[name].dtype == w[name].dtype
     assert new["count"] == round((2 * 3 + 0.5 * 6) / 2.5)
-
-
-def test_without_any_client_the_model_stays():
-    w = model(0)
-    assert all(np.array_equal(stepped(w, [], [])[k], w[k]) for k in w)
 
 
 def test_vectors_and_models_are_the_same_numbers():
@@ -96,43 +90,3 @@ def test_control_variates_change_the_variance_and_not_the_mean(kind):
     rest = [residual_norm(updates[i], old[i], 1.0 if betas is None else betas[i]) for i in old]
     expected = sum((r / n) ** 2 * (1 / 0.4 - 1) for r in rest)
     assert np.var(steps, axis=0).sum() == pytest.approx(expected, rel=0.1)
-
-
-def test_mifa_applies_the_last_known_update_of_everyone():
-    """With c = d active clients count with their new update, the others with their old one."""
-    rng = np.random.default_rng(2)
-    w = {"w": rng.normal(size=3)}
-    shares = {"a": 0.5, "b": 0.3, "c": 0.2}
-    old = {"a": rng.normal(size=3), "b": rng.normal(size=3)}
-    new_update = rng.normal(size=3)
-    extra = remembered(shares, {"a": 0.5}, old)
-    new = stepped(w, [{"w": w["w"] - new_update}], [0.5], extra)
-    # Nothing is known of c yet: it counts as zero.
-    assert w["w"] - new["w"] == pytest.approx(0.5 * new_update + 0.3 * old["b"])
-    assert update_of(w, {"w": w["w"] - new_update}) == pytest.approx(new_update)
-
-
-def test_scaffolds_control_stays_the_weighted_mean_of_the_clients():
-    """It is Σ d_i c_i after every round, whoever takes part in it."""
-    rng = np.random.default_rng(3)
-    shares = {"a": 0.5, "b": 0.3, "c": 0.2}
-    own = {client: np.zeros(4) for client in shares}
-    control = np.zeros(4)
-    for active in ("ab", "c", "", "abc", "b"):
-        changes = {client: rng.normal(size=4) for client in active}
-        before, control = control, moved_control(control, changes, shares)
-        own |= {client: own[client] + change for client, change in changes.items()}
-        assert control == pytest.approx(sum(shares[i] * own[i] for i in shares))
-        assert before is not control
-
-
-def test_scaffolds_control_is_summed_in_double_and_keeps_its_dtype():
-    """A thousand changes of 1e-8 are lost one by one in single precision at 1; together not."""
-    many = {str(i): np.full(1, 1e-8, np.float32) for i in range(1000)}
-    moved = moved_control(np.ones(1, np.float32), many, dict.fromkeys(many, 1.0))
-    assert moved.dtype == np.float32
-    assert moved[0] == np.float32(1 + 1e-5)
-    # Nor is a share rounded to single precision on the way.
-    change = np.random.default_rng(4).normal(size=1000).astype(np.float32)
-    third = moved_control(np.zeros(1000, np.float32), {"a": change}, {"a": 1 / 3})
-    assert np.array_equal(third, (change.astype(np.float64) / 3).astype(np.float32))

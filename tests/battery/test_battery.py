@@ -48,8 +48,10 @@ def play(name, case, folder):
     if folder is None:
         return
     assert not (folder / "inbox").exists()
-    again = played.scenario.strategy(folder, resume=True)
-    resumed = again.start(played.grid, played.scenario.initial(), num_rounds=played.scenario.rounds)
+    scenario = played.scenario
+    resumed = scenario.strategy(folder).start(
+        played.grid, scenario.initial(), num_rounds=scenario.rounds, resume=True
+    )
     assert resumed.history == played.result.history
 
 

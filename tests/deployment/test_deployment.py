@@ -13,7 +13,7 @@ from helpers_sizes import NIGHTLY
 from rich.console import Console
 
 from gems_flwr.__main__ import main as command_line
-from gems_flwr.runtime.flower_cli import COMPLETED
+from gems_flwr.tools import COMPLETED
 from simulations.config import compose_config
 from simulations.deployment.federation import Federation, wait_until
 from simulations.run import run
@@ -95,12 +95,13 @@ SEEDED_BYTES = len(',"dp_seeded":true')
 @pytest.mark.parametrize(
     ("overrides", "seeded"),
     [
-        pytest.param("strategy=fedavg rounds=1", False, marks=nightly),
-        pytest.param("strategy=dynamic strategy.delta=0.01 rounds=1", False, marks=nightly),
+        pytest.param("strategy=fedavg rounds=1", 0, marks=nightly),
+        pytest.param("strategy=dynamic strategy.delta=0.01 rounds=1", 0, marks=nightly),
         # Each message is a new process, and each builds on what the node kept of the last one.
-        ("strategy=fedavg strategy.compress=int8 rounds=2", False),
-        pytest.param("strategy=gems_layerwise model=mlp train.epochs=2", False, marks=nightly),
-        ("strategy=gems strategy.verify=true", True),
+        ("strategy=fedavg strategy.compress=int8 rounds=2", 0),
+        pytest.param("strategy=gems_layerwise model=mlp train.epochs=2", 1, marks=nightly),
+        # The question of a space says it, and that of a score.
+        ("strategy=gems strategy.verify=true", 2),
     ],
 )
 def test_every_kind_of_strategy_gives_the_numbers_of_the_simulation(
@@ -125,29 +126,9 @@ def test_models_of_nodes_that_sign_are_summed_under_masks(federation, simulated,
     assert deployed["nodes_failed"] == 0
     assert deployed["loss"] == pytest.approx(expected["loss"], rel=1e-4)
     log = federation.flwr.log(run_id)
-    stages = re.findall(r"event=usable round=1 what=(\w+) nodes=3 of=3", log)
-    assert stages == ["keys", "shares", "train", "confirm", "reveal"]
+    stages = re.findall(r"event=usable round=1 what=([\w-]+) nodes=3 of=3", log)
+    assert stages == ["secure-keys", "secure-shares", "model-sum", "secure-list", "secure-opening"]
     assert not list(tmp_path.rglob("inbox/*"))
-
-
-@nightly
-def test_secure_sums_of_nodes_that_sign_and_have_limits_of_their_own(
-    federation, simulated, tmp_path
-):
-    """Fourteen exchanges, each with a process for every node."""
-    overrides = f"{SECURE} nodes=3 partition=iid secure=sum"
-    run_id = submit(federation, f"{overrides} secure.signed=true", tmp_path)
-    deployed, expected = result_of(federation, run_id, tmp_path), simulated(overrides)
-    assert (deployed["rounds"], deployed["nodes_failed"]) == (1, 0)
-    # Nodes with limits of their own show fewer directions than those of a simulation.
-    assert deployed["details"]["directions"] < expected["details"]["directions"]
-    assert deployed["accuracy"] > 0.85
-    log = federation.flwr.log(run_id)
-    stages = re.findall(r"event=usable round=1 what=(\w+) nodes=3 of=3", log)
-    one = ["moments", "confirm", "reveal"]
-    assert stages == ["keys", "shares", *one * 4]
-    assert not list(tmp_path.rglob("inbox/*"))
-    assert not list(tmp_path.rglob("spaces/*"))
 
 
 @nightly
@@ -218,7 +199,7 @@ def test_a_node_that_is_lost_in_a_round_and_comes_back_is_asked_once_more(
     output = tmp_path / "out"
     federation.pause("2")
     run_id = submit(federation, f"{GEMS} return_seconds={HANG_SECONDS}", output)
-    until(lambda: len(list(output.glob("inbox/*"))) == 2, "two spaces are not there")
+    until(lambda: len(list(output.glob("inbox/*.reply"))) == 2, "two spaces are not there")
     getattr(federation, how)("2")
     lost = r"event=lost round=1 node=2 seconds=\S+"
     until(lambda: re.search(lost, federation.flwr.log(run_id)), "nobody missed node 2")
@@ -237,7 +218,7 @@ def test_who_does_not_come_back_is_blamed_with_reason_and_time(federation, tmp_p
     output = tmp_path / "out"
     federation.pause("2")
     run_id = submit(federation, f"{GEMS} return_seconds=1", output)
-    until(lambda: len(list(output.glob("inbox/*"))) == 2, "two spaces are not there")
+    until(lambda: len(list(output.glob("inbox/*.reply"))) == 2, "two spaces are not there")
     federation.end("2")
     try:
         (failure,) = result_of(federation, run_id, output)["details"]["failures"]
@@ -275,7 +256,7 @@ def test_a_killed_server_resumes_and_asks_only_for_what_it_did_not_have(
     output = tmp_path / "out"
     federation.pause("2")
     submit(federation, GEMS, output)
-    until(lambda: len(list(output.glob("inbox/*"))) == 2, "two spaces are not there")
+    until(lambda: len(list(output.glob("inbox/*.reply"))) == 2, "two spaces are not there")
     federation.kill("superlink")
     federation.wake("2")
     assert not (output / "result.json").exists()

@@ -1,4 +1,4 @@
-"""Ray divides the GPUs that it is told of: no GPU is needed to see who would get which."""
+"""Ray divides the GPUs that are declared: no GPU is needed to see which node would get which."""
 
 import os
 import time
@@ -23,53 +23,38 @@ def reporting_app() -> ClientApp:
 
         # Long enough for the other actor to get its share of the messages.
         time.sleep(1)
-        told = {
+        seen = {
             "visible": os.environ.get("CUDA_VISIBLE_DEVICES", "unset"),
             "given": ",".join(map(str, ray.get_gpu_ids())),
             "share": float(ray.get_runtime_context().get_assigned_resources().get("GPU", 0)),
         }
-        return Message(RecordDict({"told": ConfigRecord(told)}), reply_to=message)
+        return Message(RecordDict({"seen": ConfigRecord(seen)}), reply_to=message)
 
     return app
-
-
-def seen_by_nodes(*overrides):
-    config = compose_config(["backend=ray_gpu", f"nodes={NODES}", *overrides])
-
-    def server(grid):
-        while len(nodes := list(grid.get_node_ids())) < NODES:
-            time.sleep(0.2)
-        messages = [
-            Message(
-                RecordDict({"ask": ConfigRecord({"x": 1})}), dst_node_id=n, message_type="train"
-            )
-            for n in nodes
-        ]
-        replies = list(grid.send_and_receive(messages, timeout=120))
-        return {"told": [dict(reply.content["told"]) for reply in replies]}
-
-    return run_on_ray(reporting_app(), NODES, config.backend, server)["told"]
 
 
 @pytest.mark.deep
 def test_nodes_get_the_shares_of_gpus_that_were_declared_and_see_no_other():
     """Two GPUs, a whole one for each of two actors: one sees the first, the other the second."""
-    told = seen_by_nodes("backend.total_gpus=2", "backend.client_gpus=1")
-    assert len(told) == NODES
-    assert {each["share"] for each in told} == {1.0}
-    assert all(each["visible"] == each["given"] for each in told)
-    assert {each["visible"] for each in told} == {"0", "1"}
+    overrides = ["backend=ray", "backend.total_gpus=2", "backend.client_gpus=1", f"nodes={NODES}"]
+
+    def server(grid):
+        while len(nodes := list(grid.get_node_ids())) < NODES:
+            time.sleep(0.2)
+        ask = RecordDict({"ask": ConfigRecord({"x": 1})})
+        messages = [Message(ask, dst_node_id=node, message_type="train") for node in nodes]
+        replies = list(grid.send_and_receive(messages, timeout=120))
+        return {"seen": [dict(reply.content["seen"]) for reply in replies]}
+
+    backend = compose_config(overrides).backend
+    seen = run_on_ray(reporting_app(), NODES, backend, server)["seen"]
+    assert len(seen) == NODES
+    assert {each["share"] for each in seen} == {1.0}
+    assert all(each["visible"] == each["given"] for each in seen)
+    assert {each["visible"] for each in seen} == {"0", "1"}
 
 
 def test_a_numbered_gpu_does_not_go_with_shares_of_gpus():
     with pytest.raises(ConfigError, match=r"write backend\.device=cuda"):
-        compose_config(["backend=ray_gpu", "backend.device=cuda:1"])
+        compose_config(["backend=ray", "backend.device=cuda:1", "backend.client_gpus=0.5"])
     assert compose_config(["backend=ray", "backend.device=cuda:1"]).backend.device == "cuda:1"
-
-
-def test_how_many_gpus_there_are_does_not_change_a_runs_name():
-    names = {
-        compose_config(["backend=ray_gpu", f"backend.total_gpus={count}"]).run_name()
-        for count in ("null", 1, 2)
-    }
-    assert len(names) == 1

@@ -9,8 +9,8 @@ import numpy as np
 from flwr.app import Error, Message, RecordDict
 from helpers_scenarios import NODES, SCENARIOS
 
-from gems_flwr.runtime.inprocess_grid import InProcessGrid
-from gems_flwr.wire.records import to_numpy
+from gems_flwr import InProcessGrid
+from gems_flwr.core.records import to_numpy
 
 
 class HostileApp:

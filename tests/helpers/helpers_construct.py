@@ -2,7 +2,7 @@
 
 import torch
 
-from gems_flwr.radii.layer_data import LayerData
+from gems_flwr.spaces.ball import LayerData
 
 
 def a_problem(seed, n=40, features=4, outputs=3, bias=True, axes=False):

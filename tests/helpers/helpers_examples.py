@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from flwr.app import Context, RecordDict
 
-from gems_flwr.runtime.flower_cli import COMPLETED, FlowerCli
-from gems_flwr.runtime.inprocess_grid import InProcessGrid
-from gems_flwr.runtime.metered_grid import MeteredGrid, Traffic
+from gems_flwr import InProcessGrid, MeteredGrid
+from gems_flwr.core import Traffic
+from gems_flwr.tools.submit import COMPLETED, FlowerCli
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PACKAGE = "quickstart"

@@ -7,9 +7,8 @@ from flwr.clientapp import ClientApp
 from helpers_blobs import CLASSES, FEATURES, TEST, blobs, both_parts
 from torch import nn
 
-from gems_flwr.client.good_enough_mod import good_enough_mod
-from gems_flwr.runtime.inprocess_grid import InProcessGrid
-from gems_flwr.wire.records import to_numpy, to_record
+from gems_flwr import InProcessGrid, good_enough_mod
+from gems_flwr.core.records import to_numpy, to_record
 
 
 def fit(weight, bias, x, y, steps=200):
@@ -62,6 +61,18 @@ class Spoiled:
         if context.node_config["partition-id"] == 1 and reply.has_content():
             self.spoil(reply.content)
         return reply
+
+
+def in_space(change):
+    """Return a spoiler that changes the arrays of a space."""
+
+    def spoil(content):
+        if "space" in content:
+            arrays = to_numpy(content["space"])
+            change(arrays)
+            content["space"] = to_record(arrays)
+
+    return spoil
 
 
 def initial(seed=0):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gems_flwr.runtime.inprocess_grid import InProcessGrid
+from gems_flwr import InProcessGrid
 
 
 class Nameless(InProcessGrid):
@@ -25,3 +25,9 @@ class Impatient(InProcessGrid):
     def _deliver(self, message, timeout):
         partition = self._configs[message.metadata.dst_node_id]["partition-id"]
         return super()._deliver(message, timeout if partition in self.hurried else None)
+
+
+def kind_of(content, default="train"):
+    """Return the kind of the question in a message, or what an ordinary one is."""
+    question = content.get("question")
+    return question["kind"] if question else default

@@ -7,10 +7,8 @@ from flwr.app import ArrayRecord
 from helpers_blobs import CLASSES, FEATURES, TEST, blobs
 from torch import nn
 
-from gems_flwr.client.task import Report, Task
-from gems_flwr.client.task_app import task_client_app
-from gems_flwr.networks.surgery import resize_model
-from gems_flwr.wire.records import to_numpy
+from gems_flwr import Report, Task, resize_model, task_client_app
+from gems_flwr.core.records import to_numpy
 
 
 def network(hidden=(8, 5), seed=0):

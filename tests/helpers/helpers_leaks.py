@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from gems_flwr.leaks.made_of import LayerSamples
+from gems_flwr.tools.leaks import LayerSamples
 
 CLASSES, FEATURES, SMALL, LARGE = 3, 120, 33, 90
 

@@ -2,18 +2,43 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
 import numpy as np
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from gems_flwr.client.multi_model_mod import multi_model_mod
-from gems_flwr.runtime.inprocess_grid import InProcessGrid
-from gems_flwr.server.members import join_models
-from gems_flwr.strategies.multi_model.sampling_base import SamplingRule
-from gems_flwr.wire.asking import requested_models
-from gems_flwr.wire.records import to_numpy, to_record
+from gems_flwr import InProcessGrid
+from gems_flwr.core.records import to_numpy, to_record
+from gems_flwr.node import NodeOptions
+from gems_flwr.node.mod import respond
+from gems_flwr.strategies.members import join_models
+from gems_flwr.strategies.multi_model import SamplingRule
 
 SHAPES = {"a": (3,), "b": (2, 2)}
+
+
+@dataclass
+class Several:
+    """What a node has of several models, by plain functions; in the place of a `TaskSet`."""
+
+    examples: Mapping[str, int]
+    capacity: int = 1
+    of_model: Callable | None = None
+
+    def loss(self, name, arrays, device):
+        return self.of_model(name, arrays)
+
+
+def several_mod(several, **options):
+    """Return the one mod, of a node whose models `several(context)` describes."""
+
+    def mod(message, context, call_next):
+        return respond(NodeOptions(several=several, **options), message, context, call_next)
+
+    return mod
 
 
 def start_models(names=("a", "b")):
@@ -43,15 +68,15 @@ def pulling_app(behaviours=None, names=("a", "b"), capacity=2, calls=None, holdi
     `behaviours` maps (node, round, model) to what happens instead of training.
     """
 
-    def loss(context, name, arrays):
+    def several(context):
         node = int(context.node_config["partition-id"])
-        return float(np.linalg.norm(pull(node, name, arrays["w"].numpy())))
 
-    mod = multi_model_mod(
-        holdings=lambda c: holdings(int(c.node_config["partition-id"]), names),
-        capacity=lambda _: capacity,
-        loss=loss,
-    )
+        def loss(name, arrays):
+            return float(np.linalg.norm(pull(node, name, arrays["w"])))
+
+        return Several(holdings(node, names), capacity, loss)
+
+    mod = several_mod(several)
     app = ClientApp(mods=[mod])
 
     @app.train()
@@ -75,7 +100,11 @@ def pulling_app(behaviours=None, names=("a", "b"), capacity=2, calls=None, holdi
 
 def app_of(handler, *, examples, loss=None, names=("a", "b")):
     """Return an app with the mod around a handler; the same holdings for all nodes."""
-    mod = multi_model_mod(holdings=lambda _: dict.fromkeys(names, examples), loss=loss)
+    mod = several_mod(
+        lambda context: Several(
+            dict.fromkeys(names, examples), 1, lambda *about: loss(context, *about)
+        )
+    )
     app = ClientApp(mods=[mod])
     app.train()(handler)
     return app
@@ -98,9 +127,10 @@ class Watching(InProcessGrid):
 
     def _deliver(self, message, timeout):
         node = self._configs[message.metadata.dst_node_id]["partition-id"]
-        request = requested_models(message.content)
+        question = message.content.get("question")
+        asked = {} if question is None else json.loads(question["text"])
         number = message.content["config"]["server-round"]
-        action = request.action if request else "other"
+        action = asked.get("action", question["kind"] if question else "other")
         if (node, number, action) in self.away:
             return None
         if (node, number, action) in self.forget:

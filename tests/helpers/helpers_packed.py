@@ -1,20 +1,22 @@
-"""Tiny nodes whose models travel packed, and grids on which something goes wrong."""
+"""Tiny nodes whose models travel packed, grids on which something goes wrong, and lies."""
 
 from __future__ import annotations
+
+import json
+import zlib
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from gems_flwr.client.compression_mod import compression_mod
-from gems_flwr.runtime.inprocess_grid import InProcessGrid
-from gems_flwr.wire.keys import COMPRESSION, JSON
-from gems_flwr.wire.records import to_numpy, to_record
+from gems_flwr import InProcessGrid, good_enough_mod
+from gems_flwr.carriers import pack_bytes
+from gems_flwr.compression import encode_whole
+from gems_flwr.core.records import to_numpy, to_record
 
 SIZE = (40, 25)
-FORMS = ["float16", "int8", "int4", "int2"]
 # Half a step of rounding for a difference of at most 1; scales are rounded up by 2^-7.
-HALF_STEP = {"float16": 2.0**-11, "int8": 0.5 / 127 * 1.01, "int4": 0.5 / 7 * 1.01, "int2": 0.505}
+HALF_STEP = {"int8": 0.5 / 127 * 1.01, "int4": 0.5 / 7 * 1.01}
 
 
 def initial(size=SIZE, dtype=np.float32):
@@ -28,13 +30,9 @@ def initial(size=SIZE, dtype=np.float32):
     )
 
 
-def goal_of(node, size=SIZE):
-    return np.random.default_rng([7, node]).normal(size=size)
-
-
 def trained(arrays, node):
     """Half of the way to a goal of the node's own; in single precision, as torch would."""
-    goal = goal_of(node, arrays["w"].shape)
+    goal = np.random.default_rng([7, node]).normal(size=arrays["w"].shape)
     return {
         "w": (arrays["w"] + 0.5 * (goal - arrays["w"])).astype(np.float32),
         "b": (arrays["b"] + (node + 1) / 8).astype(np.float32),
@@ -47,32 +45,30 @@ def packed_app(behaviours=None, mods=None, seen=None, key="arrays"):
 
     `behaviours` maps (node, round) to what is made of the trained arrays.
     """
-    app = ClientApp(mods=[compression_mod()] if mods is None else mods)
+    app = ClientApp(mods=[good_enough_mod()] if mods is None else mods)
+
+    def asked(message, context):
+        node, number = (
+            context.node_config["partition-id"],
+            message.content["config"]["server-round"],
+        )
+        arrays = to_numpy(message.content[key])
+        if seen is not None:
+            seen.append((number, message.metadata.message_type, node, arrays))
+        return int(node), number, arrays
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        node = int(context.node_config["partition-id"])
-        server_round = message.content["config"]["server-round"]
-        arrays = to_numpy(message.content[key])
-        if seen is not None:
-            seen.append((server_round, "train", node, arrays))
-        model = trained(arrays, node)
-        instead = (behaviours or {}).get((node, server_round))
-        if instead is not None:
-            model = instead(model)
+        node, number, arrays = asked(message, context)
+        change = (behaviours or {}).get((node, number), lambda model: model)
         metrics = MetricRecord({"num-examples": node + 1})
-        return Message(
-            RecordDict({"my-model": to_record(model), "metrics": metrics}), reply_to=message
-        )
+        model = to_record(change(trained(arrays, node)))
+        return Message(RecordDict({"my-model": model, "metrics": metrics}), reply_to=message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        node = int(context.node_config["partition-id"])
-        arrays = to_numpy(message.content[key])
-        if seen is not None:
-            seen.append((message.content["config"]["server-round"], "evaluate", node, arrays))
-        mean = float(arrays["w"].mean())
-        metrics = MetricRecord({"num-examples": node + 1, "mean": mean})
+        node, _, arrays = asked(message, context)
+        metrics = MetricRecord({"num-examples": node + 1, "mean": float(arrays["w"].mean())})
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
     return app
@@ -88,21 +84,20 @@ class PackedGrid(InProcessGrid):
         super().__init__(app, nodes)
         self.forgets, self.unheard, self.dies = set(forgets), set(unheard), dies
         self.tamper = tamper or {}
-        self.sent, self.count, self.bytes_down = [], 0, 0
-
-    def number(self, node_id):
-        return self._configs[node_id]["partition-id"]
+        self.sent, self.count = [], 0
 
     def _deliver(self, message, timeout):
-        node, kind = self.number(message.metadata.dst_node_id), message.metadata.message_type
-        server_round = message.content["config"]["server-round"]
+        node = self._configs[message.metadata.dst_node_id]["partition-id"]
+        kind, server_round = (
+            message.metadata.message_type,
+            message.content["config"]["server-round"],
+        )
         if node == 0 and server_round in self.forgets:
             self.forgets.discard(server_round)
             self._states.pop(message.metadata.dst_node_id, None)
-        packed = message.content.get("arrays")
-        how = "none"
+        packed, how = message.content.get("arrays"), "none"
         if isinstance(packed, ConfigRecord):
-            how = "whole" if "packed-layout" in packed else "packed"
+            how = "whole" if "layout" in packed else "packed"
         elif packed is not None:
             how = "plain"
         self.sent.append((server_round, kind, node, how))
@@ -119,13 +114,31 @@ class PackedGrid(InProcessGrid):
         return reply
 
 
+def arrays_equal(left: ArrayRecord, right: ArrayRecord) -> bool:
+    a, b = to_numpy(left), to_numpy(right)
+    return a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) for k in a)
+
+
+def furthest(left: ArrayRecord, right: ArrayRecord) -> float:
+    a, b = to_numpy(left), to_numpy(right)
+    return max(float(np.abs(a[k].astype(np.float64) - b[k]).max()) for k in a)
+
+
+# --- replies that are no packed models ----------------------------------------------------------
+
+
 def packed_record(content):
     """Return the key and the record of the packed model in a reply."""
-    [(key, record)] = [(k, r) for k, r in content.config_records.items() if "packed-exact" in r]
+    [(key, record)] = [(k, r) for k, r in content.config_records.items() if "exact" in r]
     return key, record
 
 
-def with_part(name, change):
+def deflated(data):
+    compress = zlib.compressobj(9, zlib.DEFLATED, -15)
+    return compress.compress(data) + compress.flush()
+
+
+def _part(name, change):
     """Return what changes one part of the packed model of a reply."""
 
     def tamper(content):
@@ -135,20 +148,51 @@ def with_part(name, change):
     return tamper
 
 
-def with_note(text):
-    """Return what changes what a reply says its packed model is a difference to."""
-
-    def tamper(content):
-        content[COMPRESSION] = ConfigRecord({JSON: text})
-
-    return tamper
+def whole(content):
+    """The whole model where a difference was asked for, under a number that the node has."""
+    key, _ = packed_record(content)
+    content[key] = pack_bytes(encode_whole(to_numpy(initial())))
 
 
-def arrays_equal(left: ArrayRecord, right: ArrayRecord) -> bool:
-    a, b = to_numpy(left), to_numpy(right)
-    return a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) for k in a)
+def many(content):
+    """A thousand copies, each as large as a model when it is unpacked."""
+    _, record = packed_record(content)
+    bases = json.loads(content["compression"]["json"])
+    [number] = bases.values()
+    for copy in range(1000):
+        content[f"copy-{copy}"] = ConfigRecord(dict(record))
+        bases[f"copy-{copy}"] = number
+    content["compression"] = ConfigRecord({"json": json.dumps(bases)})
 
 
-def furthest(left: ArrayRecord, right: ArrayRecord) -> float:
-    a, b = to_numpy(left), to_numpy(right)
-    return max(float(np.abs(a[k].astype(np.float64) - b[k]).max()) for k in a)
+def two(content):
+    _, record = packed_record(content)
+    content["another"] = ConfigRecord(dict(record))
+
+
+def beside(content):
+    """Arrays beside the packed model: it is not known which is meant."""
+    content["more"] = initial()
+
+
+def unpacked(content):
+    """No model at all any more."""
+    key, _ = packed_record(content)
+    del content[key]
+
+
+BOMB = deflated(b"\0" * 10**7)
+NAN = b"\xc0\x7f"
+# What a reply is made into, and what is said of it.
+TAMPERED = {
+    "codes cut": (_part("codes", lambda b: b[:-3]), "codes of a packed model"),
+    "codes bomb": (_part("codes", lambda _: BOMB), "do not fit"),
+    "scales nan": (_part("scales", lambda b: NAN * (len(b) // 2)), "NaN or infinity"),
+    "scales huge": (_part("scales", lambda b: b"\x7f\x7f" * (len(b) // 2)), "NaN|more than"),
+    "surprise": (_part("surprise", lambda _: 1), "not part of one"),
+    "no bytes": (_part("codes", lambda _: 7), "not part of one"),
+    "whole": (whole, "came whole"),
+    "many": (many, "1001 packed models"),
+    "beside": (beside, "expected one ArrayRecord"),
+    "nothing": (unpacked, "expected one ArrayRecord"),
+}

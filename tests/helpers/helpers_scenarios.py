@@ -16,35 +16,40 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from helpers_blobs import both_parts
+from helpers_multi_model import Several, several_mod
 from torch import nn
 
-from gems_flwr.client.dynamic_averaging_mod import dynamic_averaging_mod
-from gems_flwr.client.fault_reply_mod import fault_reply_mod, node_name
-from gems_flwr.client.good_enough_mod import good_enough_mod
-from gems_flwr.client.limits import UNLIMITED
-from gems_flwr.client.multi_model_mod import multi_model_mod
-from gems_flwr.client.statistics_mod import statistics_mod
-from gems_flwr.server.members import join_models
-from gems_flwr.strategies.dynamic_averaging import DynamicAveraging
-from gems_flwr.strategies.ensemble import Ensemble
-from gems_flwr.strategies.fedavg import FedAvg
-from gems_flwr.strategies.gems import Gems
-from gems_flwr.strategies.layerwise_gems import LayerwiseGems
-from gems_flwr.strategies.local_models import LocalModels
-from gems_flwr.strategies.merged_models import MergedModels
-from gems_flwr.strategies.multi_model.multi_model import MultiModel
-from gems_flwr.strategies.nosync import NoSync
-from gems_flwr.strategies.one_shot_average import OneShotAverage
-from gems_flwr.strategies.periodic_averaging import PeriodicAveraging
-from gems_flwr.strategies.pooled import Pooled
-from gems_flwr.strategies.serial import Serial
-from gems_flwr.wire.asking import frozen_layers, requested_space
-from gems_flwr.wire.model_replies import pack_examples_reply, pack_metrics_reply, pack_name
-from gems_flwr.wire.multi_model_replies import put_gradient
-from gems_flwr.wire.multi_model_requests import gradient_correction
-from gems_flwr.wire.records import to_numpy, to_record
-from gems_flwr.wire.requests import Neurons
-from gems_flwr.wire.space_requests import Ball, Cone, Ellipsoid
+from gems_flwr import (
+    Ball,
+    Cone,
+    DynamicAveraging,
+    Ellipsoid,
+    Ensemble,
+    FedAvg,
+    Gems,
+    LayerwiseGems,
+    LocalModels,
+    Means,
+    MergedModels,
+    MultiModel,
+    Neurons,
+    NoSync,
+    OneShotAverage,
+    PeriodicAveraging,
+    Pooled,
+    PrivateGems,
+    SecureSum,
+    Serial,
+    Tolerance,
+    Tune,
+)
+from gems_flwr.averaging import RobustRule
+from gems_flwr.core.records import pack_name, pack_reply, to_numpy, to_record
+from gems_flwr.node import NodeOptions, node_name
+from gems_flwr.node.limits import UNLIMITED
+from gems_flwr.node.mod import respond
+from gems_flwr.node.scaffold import CORRECTION, GRADIENT, vector_in, vector_record
+from gems_flwr.strategies.multi_model import join_models
 
 NODES = 5
 CLASSES, FEATURES, HIDDEN = 3, 3, 3
@@ -61,7 +66,9 @@ class Scenario:
     rounds: int = 2
 
     def strategy(self, folder=None, **options):
-        return self.make(min_nodes=2, wait_seconds=0, checkpoint_dir=folder, **options)
+        return self.make(
+            min_nodes=2, tolerance=Tolerance(wait_seconds=0), checkpoint_dir=folder, **options
+        )
 
 
 def number(context):
@@ -117,38 +124,45 @@ def fitted(trained, context):
     return trained | {weight: best[:-1].T, bias: best[-1]}
 
 
-def handler(message: Message, context: Context) -> Message:
-    node = number(context)
-    trained = nudged(message, context, frozen_layers(message.content))
-    if requested_space(message.content) is not None:
-        trained = fitted(trained, context)
-    metrics = {"num-examples": 20 + node, "loss": 1.0, "loss-sum": 2.0, "batches": 2}
-    content = pack_name(node_name(context))
-    content["arrays"] = to_record(trained)
-    content["metrics"] = MetricRecord({**metrics, "correct-share-sum": 1.0})
-    return Message(content, reply_to=message)
+def handler(fit=False):
+    """Return a train handler; one that fits gives the output layer what is best for the node."""
+
+    def train(message: Message, context: Context) -> Message:
+        node = number(context)
+        trained = nudged(message, context, message.content["config"].get("frozen-layers", 0))
+        trained = fitted(trained, context) if fit else trained
+        metrics = {"num-examples": 20 + node, "loss": 1.0, "loss-sum": 2.0, "batches": 2}
+        content = pack_name(node_name(context))
+        content["arrays"] = to_record(trained)
+        content["metrics"] = MetricRecord({**metrics, "correct-share-sum": 1.0})
+        return Message(content, reply_to=message)
+
+    return train
 
 
-def app_of(*mods) -> ClientApp:
-    """Return an app with the common handlers, and mods around training."""
-    app = ClientApp()
-    app.train(mods=[fault_reply_mod, *mods])(handler)
+def app_of(limits=UNLIMITED, *, model=None, fit=False) -> ClientApp:
+    """Return an app with the common handlers and the one mod."""
+    options = NodeOptions(both_parts(data), model, limits=limits, examples=raw)
 
-    @app.evaluate(mods=[fault_reply_mod])
+    def mod(message, context, call_next):
+        return respond(options, message, context, call_next)
+
+    app = ClientApp(mods=[mod])
+    app.train()(handler(fit))
+
+    @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         total = sum(float(a.numpy().sum()) for a in message.content["arrays"].values())
-        content = pack_metrics_reply(
+        content = pack_reply(
             {"sum": total}, num_examples=number(context) + 1, name=node_name(context)
         )
         return Message(content, reply_to=message)
 
-    @app.query("share_examples", mods=[fault_reply_mod])
-    def share(message: Message, context: Context) -> Message:
-        x, y = data(context)
-        content = pack_examples_reply(x.numpy(), y.numpy(), name=node_name(context))
-        return Message(content, reply_to=message)
-
     return app
+
+
+def raw(context):
+    return tuple(part.numpy() for part in data(context))
 
 
 MODELS = {"a": (3,), "b": (2, 2)}
@@ -159,33 +173,30 @@ def several_models():
     return to_record(join_models(models))
 
 
-def several_app():
+def several_app(limits=UNLIMITED):
     """Nodes with two models each; for SCAFFOLD the handler reports a gradient, and is corrected."""
 
+    def several(context):
+        node = number(context)
+        return Several(dict.fromkeys(MODELS, 10 + node), 2, lambda name, arrays: 1.0 + node)
+
+    mod = several_mod(several, limits=limits)
+    app = ClientApp(mods=[mod])
+
+    @app.train()
     def train(message: Message, context: Context) -> Message:
         node = number(context)
         arrays = to_numpy(message.content["arrays"])
         pull = (arrays["w"] - node - 1).astype(np.float32) / 4
-        correction = gradient_correction(message.content)
+        correction = vector_in(message.content.get(CORRECTION))
         if correction is not None:
             pull = pull + 0.25 * correction.reshape(pull.shape)
         trained = {"w": (arrays["w"] - pull).astype(np.float32), "n": arrays["n"] + 1}
         metrics = MetricRecord({"num-examples": node + 1, "loss": 1.0})
         content = RecordDict({"m": to_record(trained), "metrics": metrics})
         if correction is not None:
-            put_gradient(content, pull.ravel())
+            content[GRADIENT] = vector_record(pull.ravel())
         return Message(content, reply_to=message)
-
-    app = ClientApp(
-        mods=[
-            multi_model_mod(
-                holdings=lambda context: dict.fromkeys(MODELS, 10 + number(context)),
-                capacity=lambda _: 2,
-                loss=lambda context, name, arrays: 1.0 + number(context),
-            )
-        ]
-    )
-    app.train()(train)
 
     return app
 
@@ -203,126 +214,81 @@ def learn(server_round, arrays, memory):
 
 
 PUBLIC = tuple(part.numpy() for part in blobs(99, 4))
-plain = partial(Scenario, app=app_of, initial=partial(arrays_of, layer))
-net = partial(Scenario, app=app_of, initial=partial(arrays_of, network))
-space = partial(
-    Scenario,
-    app=lambda: app_of(good_enough_mod(both_parts(data), limits=UNLIMITED)),
-    initial=partial(arrays_of, layer),
-    rounds=1,
-)
-deep = partial(
-    Scenario,
-    app=lambda: app_of(good_enough_mod(both_parts(data), model=network, limits=UNLIMITED)),
-    initial=partial(arrays_of, network),
-)
-merged = partial(
-    Scenario,
-    app=lambda: app_of(statistics_mod(both_parts(data), model=network, limits=UNLIMITED)),
-    initial=partial(arrays_of, network),
-    rounds=1,
-)
-local = partial(
-    Scenario, app=lambda: app_of(dynamic_averaging_mod()), initial=partial(arrays_of, layer)
-)
-several = partial(Scenario, app=several_app, initial=several_models, rounds=3)
+TUNED = Tune(*PUBLIC, model=network)
+CAPPED = Tolerance(wait_seconds=0, max_examples=20)
+
+
+def nodes_of(app, initial, rounds=2):
+    """Return what makes scenarios on such nodes, from a strategy and its options."""
+
+    def scenario(make, *, rounds=rounds, **options):
+        return Scenario(partial(make, **options), app, initial, rounds)
+
+    return scenario
+
+
+LAYER, NETWORK = partial(arrays_of, layer), partial(arrays_of, network)
+plain = nodes_of(app_of, LAYER)
+net = nodes_of(partial(app_of, model=network), NETWORK)
+space = nodes_of(partial(app_of, fit=True), LAYER, 1)
+deep = nodes_of(partial(app_of, model=network, fit=True), NETWORK, 3)
+several = nodes_of(several_app, several_models, 3)
 small = partial(Cone, min_count=4)
-Layers = partial(
-    LayerwiseGems, neurons=Neurons(directions=5), clusters=4, max_hidden=None, head=small()
-)
-TUNED = {"tune": 12, "public_data": PUBLIC}
+noised = Cone(dp_epsilon=20.0, dp_clip=9.0, dp_seeded=True)
+Merged = partial(net, MergedModels, rounds=1)
+Layers = partial(LayerwiseGems, neurons=Neurons(directions=5))
+Dynamic = partial(DynamicAveraging, delta=0.02)
 
 SCENARIOS = {
-    "FedAvg": plain(partial(FedAvg, fraction_evaluate=1.0)),
-    "FedAvg, capped": net(partial(FedAvg, max_examples=20)),
-    "FedAvg, trimmed": plain(partial(FedAvg, robust="trimmed_mean")),
-    "FedAvg, Multi-Krum": net(partial(FedAvg, robust="multi_krum", liars=1)),
-    "OneShotAverage, tuned": net(partial(OneShotAverage, build_model=network, **TUNED)),
-    "MergedModels, regmean": merged(partial(MergedModels, method="regmean")),
-    "MergedModels, fisher": merged(partial(MergedModels, method="fisher")),
-    "MergedModels, kfac": merged(partial(MergedModels, method="kfac")),
-    "MergedModels, matching": merged(partial(MergedModels, method="matching")),
-    "MergedModels, FedFisher": merged(
-        partial(
-            MergedModels,
-            method="fedfisher_diagonal",
-            steps=20,
-            choose=12,
-            public_data=PUBLIC,
-            build_model=network,
-        )
-    ),
-    "MergedModels, compressed": merged(
-        partial(MergedModels, method="fedfisher_kfac", steps=20, statistics_share=2.0)
-    ),
-    "LocalModels, tuned": net(partial(LocalModels, build_model=network, **TUNED)),
+    "FedAvg": plain(FedAvg, fraction_evaluate=1.0),
+    "FedAvg, capped": net(FedAvg, tolerance=CAPPED),
+    "FedAvg, int8": net(FedAvg, compress="int8"),
+    "FedAvg, trimmed": plain(FedAvg, robust="trimmed_mean"),
+    "FedAvg, Multi-Krum": net(FedAvg, robust=RobustRule("multi_krum", liars=1)),
+    "OneShotAverage, tuned": net(OneShotAverage, tune=TUNED),
+    "MergedModels, regmean": Merged(method="regmean"),
+    "MergedModels, fisher": Merged(method="fisher"),
+    "MergedModels, FedFisher": Merged(method="fedfisher_kfac", steps=20),
+    "LocalModels, tuned": net(LocalModels, tune=TUNED),
     "Ensemble": net(Ensemble),
-    "PeriodicAveraging": local(partial(PeriodicAveraging, weighted=True)),
-    "PeriodicAveraging, median": local(
-        partial(PeriodicAveraging, weighted=True, robust="geometric_median"), rounds=3
+    "PeriodicAveraging": plain(PeriodicAveraging, weighted=True),
+    "PeriodicAveraging, median": plain(
+        PeriodicAveraging, weighted=True, robust="geometric_median", rounds=3
     ),
-    "DynamicAveraging, local": local(partial(DynamicAveraging, delta=0.02), rounds=3),
-    "DynamicAveraging, total": local(
-        partial(DynamicAveraging, delta=0.02, condition="total", order="farthest"), rounds=3
-    ),
-    "DynamicAveraging, following": local(
-        partial(DynamicAveraging, delta=0.05, follow_loss=0.5, max_examples=20), rounds=3
-    ),
-    "DynamicAveraging, steered": local(
-        partial(DynamicAveraging, condition="total", delta=0.02, target_rate=0.5), rounds=3
-    ),
-    "DynamicAveraging, robust": local(
-        partial(DynamicAveraging, delta=0.02, robust="median"), rounds=3
-    ),
-    "NoSync": local(NoSync),
-    "Serial": plain(partial(Serial, learn=learn)),
-    "Pooled": plain(partial(Pooled, fit=fit, input_shape=(FEATURES,))),
+    "DynamicAveraging, local": plain(Dynamic, rounds=3),
+    "DynamicAveraging, total": plain(Dynamic, condition="total", compress="int4", rounds=3),
+    "DynamicAveraging, robust": plain(Dynamic, robust="median", rounds=3),
+    "NoSync": plain(NoSync),
+    "Serial": plain(Serial, learn=learn),
+    "Pooled": plain(Pooled, fit=fit, input_shape=(FEATURES,)),
     **{
-        f"MultiModel, {sampling}": several(partial(MultiModel, budget=4, sampling=sampling))
-        for sampling in ("random", "full", "lvr", "gvr", "stale", "fedvarp", "mifa", "scaffold")
+        f"MultiModel, {sampling}": several(MultiModel, budget=4, sampling=sampling)
+        for sampling in ("random", "lvr", "stale", "mifa", "scaffold")
     },
-    "MultiModel, capped": several(partial(MultiModel, budget=4, sampling="lvr", max_examples=9)),
-    "Gems, ball": space(partial(Gems, space=Ball(directions=10), verify=True)),
-    "Gems, ball, robust": space(
-        partial(Gems, space=Ball(directions=10), robust=True, on_empty="subset")
+    "MultiModel, capped": several(MultiModel, budget=4, sampling="gvr", tolerance=CAPPED),
+    "Gems, ball": space(Gems, space=Ball(directions=10), verify=True),
+    "Gems, ball, robust": space(Gems, space=Ball(directions=10, on_empty="subset"), robust=True),
+    "Gems, ellipsoid": space(Gems, space=Ellipsoid(directions=10), robust=True),
+    "Gems, ellipsoid, auto": space(Gems, space=Ellipsoid(directions=10, epsilon="auto")),
+    "Gems, cone": space(Gems, space=small(rank="full"), verify=True),
+    "Gems, cone, automatic": space(Gems, verify=True),
+    "Gems, cone, private": space(Gems, space=noised),
+    "Gems, cone, capped": space(Gems, space=small(), tolerance=CAPPED),
+    "Gems, cone, robust": space(Gems, space=small(rank=2), robust=True),
+    "Gems, means": space(Gems, space=Means(groups=3), head="lda"),
+    "Gems, chosen": space(Gems, space=small(), head="auto", robust=True),
+    "Gems, refined": space(Gems, space=small(), refine=2, robust=True),
+    "Gems, sums": space(Gems, space=small(sums=True), verify=True),
+    "Gems, sums, refined": space(Gems, space=small(sums=True), refine=2, tolerance=CAPPED),
+    "LayerwiseGems": deep(Layers, head=Gems(verify=True)),
+    "LayerwiseGems, robust": deep(Layers, clusters=4, robust=True),
+    "LayerwiseGems, balls": deep(Layers, head=Ball(epsilon=0.05, directions=5)),
+}
+# Played for their questions; single summands cannot be told from lies under masks.
+MASKED = {
+    "Gems, masked": space(Gems, space=small(sums=True, sketch=2), refine=1, secure=SecureSum()),
+    "FedAvg, masked": plain(FedAvg, secure=SecureSum()),
+    "PrivateGems": space(
+        PrivateGems, epsilon=20.0, steps=2, secure=SecureSum(), dp_seeded=True, rounds=5
     ),
-    "Gems, ball, retrained": space(
-        partial(
-            Gems,
-            space=Ball(epsilon=0.9, radius="certified"),
-            on_empty="retrain",
-            retrains=2,
-            initialise=lambda _: to_numpy(arrays_of(layer)),
-        )
-    ),
-    "Gems, ellipsoid": space(partial(Gems, space=Ellipsoid(directions=10), robust=True)),
-    "Gems, ellipsoid, auto": space(partial(Gems, space=Ellipsoid(directions=10), epsilon="auto")),
-    "Gems, ball, relaxed": space(partial(Gems, space=Ball(directions=10), on_empty="relax")),
-    "Gems, cone": space(partial(Gems, space=small(rank="full"), verify=True)),
-    "Gems, cone, automatic": space(partial(Gems, verify=True)),
-    "Gems, cone, private": space(
-        partial(Gems, space=Cone(dp_epsilon=20.0, dp_clip=9.0, dp_seeded=True))
-    ),
-    "Gems, cone, capped": space(
-        partial(Gems, space=small(), max_examples=20, class_weight="balanced")
-    ),
-    "Gems, cone, robust": space(partial(Gems, space=small(rank=2), robust=True)),
-    "Gems, cone, audit": space(partial(Gems, space=small(rank=1, clusters=2), audit=True)),
-    "Gems, sums": space(partial(Gems, space=small(sums=True))),
-    "Gems, sums, capped": space(partial(Gems, space=small(sums=True), max_examples=20)),
-    "LayerwiseGems, kmeans": deep(partial(Layers, verify=True)),
-    "LayerwiseGems, robust": deep(partial(Layers, merge="concat", robust=True)),
-    "LayerwiseGems, verified": deep(
-        partial(Layers, merge="verified", neurons=Neurons(directions=5, outgoing=True))
-    ),
-    "LayerwiseGems, concat": deep(partial(Layers, merge="concat", max_hidden=4)),
-    "LayerwiseGems, balls": deep(
-        partial(
-            LayerwiseGems,
-            neurons=Neurons(directions=5),
-            max_hidden=None,
-            head=Ball(epsilon=0.05, directions=5),
-        )
-    ),
-    "LayerwiseGems, same widths": deep(partial(Layers, max_hidden="same", robust=True)),
 }

@@ -1,9 +1,75 @@
-"""A session of secure sums played without Flower: who drops when is the test's choice."""
+"""Secure sums in tests: which message is which, apps that lose some, sessions without Flower."""
 
 from dataclasses import dataclass, field
 
-from gems_flwr.secure.node_secrets import NodeSecrets
-from gems_flwr.secure.sum_session import SumSession
+import numpy as np
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from helpers_grids import kind_of
+
+from gems_flwr import good_enough_mod
+from gems_flwr.carriers import MASKS
+from gems_flwr.secure import NodeSecrets, SumSession
+
+STAGES = ("secure-keys", "secure-shares", "mask", "secure-opening")
+
+
+def stage_of(content):
+    """Return which message of a secure sum it is; the question's word for any other."""
+    return "mask" if MASKS in content else kind_of(content)
+
+
+def losing(stage, nodes):
+    """Return a mod that loses the messages of a stage on some nodes."""
+
+    def mod(message, context, call_next):
+        if stage_of(message.content) == stage and context.node_config["partition-id"] in nodes:
+            raise ConnectionError("gone")
+        return call_next(message, context)
+
+    return mod
+
+
+def averaging_app(*outer, mod=None, step=0.25, inner=(), limits=None):
+    """Return an app whose node i moves weights by ``step (i + 1)`` on 10 (i + 1) examples."""
+    client = ClientApp(mods=[*outer, mod or good_enough_mod(limits=limits), *inner])
+
+    @client.train()
+    def train(message, context):
+        node = context.node_config["partition-id"]
+        arrays = message.content["arrays"].to_numpy_ndarrays()
+        new = [a + step * (node + 1) if a.dtype.kind == "f" else a + node for a in arrays]
+        metrics = MetricRecord({"num-examples": 10 * (node + 1), "train_loss": float(node)})
+        content = RecordDict({"arrays": ArrayRecord(new), "metrics": metrics})
+        return Message(content, reply_to=message)
+
+    @client.evaluate()
+    def evaluate(message, context):
+        node = context.node_config["partition-id"]
+        metrics = MetricRecord({"num-examples": 10 * (node + 1), "accuracy": node / 10})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return client
+
+
+def initial_model():
+    return ArrayRecord([np.zeros((2, 3), np.float32), np.ones(4), np.array([5, 7])])
+
+
+def write_keys(folder, count):
+    """Write private keys of both kinds, and the public ones into a folder ``trusted``."""
+    (folder / "trusted").mkdir()
+    open_ssh = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    for number in range(count):
+        key = ec.generate_private_key(ec.SECP384R1())
+        key = ed25519.Ed25519PrivateKey.generate() if number % 2 else key
+        private = key.private_bytes(serialization.Encoding.PEM, *plain)
+        (folder / str(number)).write_bytes(private)
+        public = key.public_key().public_bytes(*open_ssh)
+        (folder / "trusted" / f"{number}.pub").write_bytes(public)
 
 
 @dataclass
@@ -38,12 +104,15 @@ class Play:
                 keys[node] = secrets.own
         self.server = SumSession.begin(self.session, keys, self.threshold, self.degree)
 
+    def peers_of(self, node):
+        return {peer: self.server.keys[peer] for peer in self.server.neighbours[node]}
+
     def share(self, lost=()):
         letters = {}
         for node in self.server.keys:
             if node in lost:
                 continue
-            peers = self.server.peers_of(node)
+            peers = self.peers_of(node)
             secrets, own = self.of(node).share(node, peers, self.threshold, self.trusted)
             self.keep(node, secrets)
             letters[node] = own

@@ -1,20 +1,17 @@
 """A space of every kind, for tests of files and messages."""
 
 import numpy as np
-from safetensors import safe_open
-from safetensors.numpy import load_file, save_file
 
-from gems_flwr.disk.files import CHECKSUM
-from gems_flwr.moments.class_sums import ClassSums
-from gems_flwr.spaces.ball import BallSpace
-from gems_flwr.spaces.cone import ClassMomentCone
-from gems_flwr.spaces.covariance import FullCovariance, LowRankCovariance, quantize
-from gems_flwr.spaces.curved_space import CurvedSpace
-from gems_flwr.spaces.ellipsoid import EllipsoidSpace
-from gems_flwr.spaces.neuron_balls import NeuronBalls
-from gems_flwr.spaces.output_layer import OutputLayer
-from gems_flwr.spaces.partial_covariance import PartialCovariance
-from gems_flwr.spaces.radius import Radius
+from gems_flwr.neurons import NeuronBalls
+from gems_flwr.spaces import OutputLayer
+from gems_flwr.spaces.ball import BallSpace, EllipsoidSpace, Radius
+from gems_flwr.spaces.cone import (
+    ClassMomentCone,
+    FullCovariance,
+    LowRankCovariance,
+    PartialCovariance,
+    quantize,
+)
 
 CLASSES, FEATURES = 3, 4
 RNG = np.random.default_rng(0)
@@ -42,30 +39,7 @@ MIXED = ClassMomentCone(
 # Drawn apart, so that what the others are does not depend on it.
 SMALL = np.random.default_rng(1).normal(size=(3, FEATURES))
 _ALL = COMMON | {"labels": [0, 1, 2], "counts": [40, 9, 50], "withheld": (), "withheld_count": 0}
-PARTIAL = ClassMomentCone(
-    covariance=PartialCovariance(LOW.covariance, np.array([False, True, False]), FEATURES),
-    **(_ALL | {"means": quantize(SMALL, axis=1)}),
-)
-FULL_PARTIAL = ClassMomentCone(
-    covariance=PartialCovariance(FULL.covariance, np.array([False, True, False]), FEATURES),
-    **(_ALL | {"means": SMALL}),
-)
 MEANS = ClassMomentCone(covariance=PartialCovariance.none(3, FEATURES), **(_ALL | {"means": SMALL}))
-SAMPLES = RNG.normal(size=(CLASSES, 40, FEATURES))
-SUMS = ClassSums(
-    CLASSES,
-    np.arange(CLASSES),
-    np.full(CLASSES, 40.0),
-    SAMPLES.sum(axis=1),
-    SAMPLES.transpose(0, 2, 1) @ SAMPLES,
-)
-CURVED = CurvedSpace(ELLIPSOID, np.linspace(5, 0, 11))
-NEURONS = NeuronBalls(RNG.normal(size=(5, 6)), np.ones(5), "worst", 0.1, outgoing=2)
-EXAMPLES = (np.zeros((6, 2, 2), np.uint8), np.arange(6))
 
-
-def without_checksum(path):
-    """Make a file what it would have been before there were checksums."""
-    with safe_open(path, framework="numpy") as file:
-        header = {k: v for k, v in file.metadata().items() if k != CHECKSUM}
-    save_file(load_file(path), path, metadata=header)
+CURVED = EllipsoidSpace(BALL.center, ELLIPSOID.radii, ELLIPSOID.radius, np.linspace(5, 0, 11))
+NEURONS = NeuronBalls(RNG.normal(size=(5, 6)), np.ones(5))

@@ -14,7 +14,7 @@ from helpers_examples import APPS, TWINS, added_lines, in_simulation, observe, p
 from helpers_flower_home import flower_of_its_own
 from helpers_patience import HANG_SECONDS
 
-from gems_flwr.runtime.flower_cli import FlowerCli
+from gems_flwr.tools.submit import FlowerCli
 
 HEADINGS = ("app", "lines changed", "rounds", "accuracy", "up", "down", "tracebacks")
 
@@ -33,24 +33,15 @@ def size(count):
     return f"{count / 1e6:.3g} MB" if count >= 1e6 else f"{count / 1e3:.3g} KB"
 
 
-def counted(app, folder):
-    """Return the bytes up and down of an app that runs in this process."""
-    traffic = play(app, folder).traffic
-    return traffic.bytes_up, traffic.bytes_down
-
-
 def row(app, flwr, folder):
     """Return the row of an app, and whether all is as it should be."""
-    try:
-        seen = observe(app, flwr, folder, *in_simulation(app), seconds=HANG_SECONDS)
-        up, down = seen.logged_bytes or counted(app, folder / "here" / app)
-    except Exception as error:
-        return f"| `{app}` | {changed(app)} | | | | | {type(error).__name__}: {error} |", False
-    cells = [f"`{app}`", changed(app), str(seen.rounds)]
-    cells += [f"{seen.accuracy:.3f}" if seen.completed else seen.status, size(up), size(down)]
-    cells += [str(seen.tracebacks)]
+    seen = observe(app, flwr, folder, *in_simulation(app), seconds=HANG_SECONDS)
+    traffic = None if seen.logged_bytes else play(app, folder / "here" / app).traffic
+    up, down = seen.logged_bytes or (traffic.bytes_up, traffic.bytes_down)
+    accuracy = f"{seen.accuracy:.3f}" if seen.completed else seen.status
+    cells = [f"`{app}`", changed(app), str(seen.rounds), accuracy, size(up), size(down)]
     (folder / f"{app}.log").write_text(seen.log)
-    return f"| {' | '.join(cells)} |", seen.completed and not seen.tracebacks
+    return f"| {' | '.join(cells)} | {seen.tracebacks} |", seen.completed and not seen.tracebacks
 
 
 def main(names):

@@ -6,9 +6,16 @@ import torch
 from flwr.app import ArrayRecord
 from torch import nn
 
-from gems_flwr.networks.layers import neuron_rows, outgoing_rows, replace_layer, weight_layers
-from gems_flwr.networks.surgery import freeze_lowest, resize_model
-from gems_flwr.wire.records import to_numpy
+from gems_flwr.core.records import to_numpy
+from gems_flwr.networks import (
+    freeze_lowest,
+    lowest_layers,
+    neuron_rows,
+    outgoing_rows,
+    replace_layer,
+    resize_model,
+    weight_layers,
+)
 
 
 def chain():
@@ -37,20 +44,21 @@ def predictions(model, arrays, x):
 
 
 def test_layers_are_found_with_their_biases_widths_and_kernels():
-    layers = weight_layers(arrays_of(chain()))
+    arrays = arrays_of(chain())
+    layers = weight_layers(arrays)
     assert [layer.name for layer in layers] == ["0", "2", "6", "8"]
     assert [layer.width for layer in layers] == [3, 4, 5, 2]
     assert [layer.bias for layer in layers] == ["0.bias", None, "6.bias", "8.bias"]
     assert [layer.dimension for layer in layers] == [10, 27, 17, 6]
+    for index, layer in enumerate(layers[:-1]):
+        again = replace_layer(arrays, index, neuron_rows(arrays, layer), seed=0)
+        assert all(np.array_equal(again[key], arrays[key]) for key in layer.keys)
 
 
-def test_a_normalisation_in_between_is_refused_by_name():
+def test_what_is_no_chain_of_layers_is_refused():
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
     with pytest.raises(ValueError, match=r"1\.running_mean.*normalisation"):
         weight_layers(arrays_of(model))
-
-
-def test_layers_that_do_not_feed_each_other_are_refused():
     arrays = {"a.weight": np.zeros((3, 4)), "b.weight": np.zeros((2, 5))}
     with pytest.raises(ValueError, match=r"'b.weight' has 5 inputs.*3 neurons of 'a.weight'"):
         weight_layers(arrays)
@@ -59,29 +67,25 @@ def test_layers_that_do_not_feed_each_other_are_refused():
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])
-def test_neurons_in_another_order_with_their_outgoing_weights_are_the_same_network(index):
-    """Swapping neurons together with what they feed does not change a network (2018, 4.2)."""
-    model, x = chain(), torch.randn(6, 1, 8, 8)
-    arrays = arrays_of(model)
-    layers = weight_layers(arrays)
-    order = np.random.default_rng(index).permutation(layers[index].width)
-    rows = neuron_rows(arrays, layers[index])[order]
-    out = outgoing_rows(arrays, layers[index], layers[index + 1])[order]
-    swapped = replace_layer(arrays, index, rows, outgoing=out, seed=0)
+def test_a_neuron_without_outgoing_weights_does_nothing(index):
+    """Outgoing weights are a column, a kernel or, behind a flattening, a block of pixels."""
+    arrays, x = arrays_of(chain()), torch.randn(6, 1, 8, 8)
+    layer, above = weight_layers(arrays)[index : index + 2]
+    arrays[above.weight].reshape(above.width, layer.width, -1)[:, 1] = 0
+    alive = np.abs(outgoing_rows(arrays, layer, above)).max(axis=1) > 0
+    assert alive.tolist() == [neuron != 1 for neuron in range(layer.width)]
     before = predictions(chain(), arrays, x)
-    torch.testing.assert_close(predictions(chain(), swapped, x), before)
+    arrays[layer.weight][1] += 1
+    torch.testing.assert_close(predictions(chain(), arrays, x), before)
+    arrays[layer.weight][0] += 1
+    assert not torch.allclose(predictions(chain(), arrays, x), before)
 
 
-@pytest.mark.parametrize("index", [0, 1, 2])
-def test_a_neuron_twice_with_half_its_outgoing_weights_is_the_same_network(index):
-    model, x = chain(), torch.randn(6, 1, 8, 8)
-    arrays = arrays_of(model)
-    layers = weight_layers(arrays)
-    rows = np.repeat(neuron_rows(arrays, layers[index]), 2, axis=0)
-    out = np.repeat(outgoing_rows(arrays, layers[index], layers[index + 1]), 2, axis=0) / 2
-    doubled = replace_layer(arrays, index, rows, outgoing=out, seed=0)
-    assert weight_layers(doubled)[index].width == 2 * layers[index].width
-    torch.testing.assert_close(predictions(chain(), doubled, x), predictions(chain(), arrays, x))
+def test_the_lowest_layers_are_counted_up_to_the_first_that_is_missing():
+    arrays = arrays_of(chain())
+    keys = ["0.weight", "0.bias", "2.weight", "8.weight", "8.bias"]
+    assert [lowest_layers(arrays, keys[:count]) for count in (0, 1, 2, 3, 5)] == [0, 0, 1, 2, 2]
+    assert lowest_layers({"a": np.zeros(3)}, ["a"]) == 0
 
 
 def test_a_hidden_layer_above_starts_from_seeded_random_weights_of_torchs_scale():
@@ -97,17 +101,18 @@ def test_a_hidden_layer_above_starts_from_seeded_random_weights_of_torchs_scale(
     np.testing.assert_array_equal(one["0.weight"], arrays["0.weight"])
 
 
-def test_the_output_layer_above_starts_from_zero():
+def test_the_output_layer_above_starts_from_zero_and_modules_know_their_sizes():
     arrays = arrays_of(chain())
     one = replace_layer(arrays, 2, np.ones((7, 17)), seed=3)
+    model = resize_model(chain(), one)
+    assert (model[6].out_features, model[8].in_features) == (7, 7)
+    model = resize_model(model, replace_layer(arrays_of(model), 0, np.ones((9, 10)), seed=0))
+    assert (model[0].out_channels, model[2].in_channels) == (9, 9)
+    with pytest.raises(ValueError, match=r"expected shape \(neurons, 17\), got \(7, 16\)"):
+        replace_layer(arrays, 2, np.ones((7, 16)), seed=0)
     np.testing.assert_array_equal(one["8.weight"], np.zeros((2, 7)))
     np.testing.assert_array_equal(one["8.bias"], np.zeros(2))
     np.testing.assert_array_equal(one["6.bias"], np.ones(7))
-
-
-def test_rows_of_another_size_are_refused():
-    with pytest.raises(ValueError, match=r"expected shape \(neurons, 17\), got \(7, 16\)"):
-        replace_layer(arrays_of(chain()), 2, np.ones((7, 16)), seed=0)
 
 
 def test_resizing_says_what_does_not_fit():
@@ -127,13 +132,6 @@ def test_resizing_says_what_does_not_fit():
     wider = arrays_of(nn.Sequential(nn.Conv2d(2, 4, 1, groups=2), nn.Conv2d(4, 2, 1)))
     with pytest.raises(ValueError, match="without groups"):
         resize_model(grouped, wider)
-
-
-def test_a_resized_layer_knows_its_own_size():
-    model = resize_model(chain(), replace_layer(arrays_of(chain()), 0, np.ones((9, 10)), seed=0))
-    assert (model[0].out_channels, model[2].in_channels) == (9, 9)
-    model = resize_model(model, replace_layer(arrays_of(model), 2, np.ones((9, 17)), seed=0))
-    assert (model[6].out_features, model[8].in_features) == (9, 9)
 
 
 def test_frozen_layers_get_no_gradients_and_the_others_do():

@@ -7,8 +7,13 @@ from sklearn.model_selection import train_test_split
 from torch.utils.data import DataLoader, TensorDataset
 
 from gems_flwr.errors import ModelError
-from gems_flwr.networks.inputs import batches
-from gems_flwr.networks.node_data import count_samples, is_read_once, read_node_data
+from gems_flwr.networks import (
+    LayerReader,
+    batches,
+    count_samples,
+    is_read_once,
+    read_node_data,
+)
 
 X, Y = np.arange(60.0).reshape(20, 3), np.arange(20) % 2
 
@@ -43,8 +48,7 @@ def test_training_comes_first_and_validation_second_in_every_form(form):
         assert np.array_equal(y.reshape(-1), Y[rows])
 
 
-@pytest.mark.parametrize("counts", [12, 10])
-@pytest.mark.parametrize("column", [False, True])
+@pytest.mark.parametrize(("counts", "column"), [(12, False), (10, True)])
 def test_four_arrays_are_told_apart_by_their_shapes(counts, column):
     """Flower's quickstart and scikit-learn's own function order them differently."""
     labels = Y[:, None].astype(np.float32) if column else Y
@@ -61,11 +65,9 @@ def test_four_arrays_are_told_apart_by_their_shapes(counts, column):
     ("returned", "words"),
     [
         ((X, Y), r"^return \(train, validation\) from data\(context\), each of them a pair"),
-        (loader(X, Y), r"^return \(train, validation\) .* it returned DataLoader$"),
         ([(X, Y), (X, Y)], r"^return \(train, validation\) .* it returned list$"),
         (({}, {}, {}), r"^return \(train, validation\) .* a tuple of 3: dict, dict, dict$"),
         ((X, None), r"^return \(train, validation\) .*ndarray of shape \(20, 3\), NoneType"),
-        ((3, 4), r"^return \(train, validation\) .* int, int"),
         # One column of inputs, and as many rows everywhere: either order would do.
         ((X[:, :1],) * 4, r"^return \(\(X_train, y_train\), \(X_test, y_test\)\)"),
         # No order fits.
@@ -100,3 +102,15 @@ def test_only_iterators_are_gone_once_they_were_read():
 def test_single_samples_for_batches_are_refused_with_what_to_write():
     with pytest.raises(ModelError, match=r"^return loaders, for example DataLoader\(dataset"):
         list(batches(TensorDataset(torch.tensor(X), torch.tensor(Y))))
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [(Y + 0.5, "got fractions: is it a regression"), (Y[:, None] * [1, 1], "one class number per")],
+)
+def test_labels_that_are_no_classes_are_refused(labels, words):
+    reader = LayerReader({"weight": np.zeros((2, 3)), "bias": np.zeros(2)})
+    layer = reader.output_layer((X, Y))
+    assert reader.read((X, Y[:, None].astype(float)), layer).labels.tolist() == Y.tolist()
+    with pytest.raises(ModelError, match=words):
+        reader.read((X, labels), layer)

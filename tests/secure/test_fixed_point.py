@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gems_flwr.errors import OptionError, SpaceError
-from gems_flwr.secure.fixed_point import Layout, Section
-from gems_flwr.secure.masks import mask
+from gems_flwr.secure import Layout, Section, mask, whole_section
 
 
 @given(
@@ -65,9 +64,20 @@ def test_a_number_beyond_its_bound_is_refused_by_name():
         layout.encode({"others": np.zeros(2)})
 
 
-def test_a_ring_that_is_too_small_for_the_nodes_is_refused():
-    with pytest.raises(OptionError, match="8 bits are too few for 200 nodes"):
-        Layout([Section("sums", (2,), 10.0, bits=8)], 200)
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Layout([Section("x", (2,), 10.0, bits=8)], 200), "8 bits are too few for 200"),
+        (lambda: Layout([Section("x", (1,), 1.0)] * 2, 3), "sections of different names"),
+        (lambda: Layout([Section("x", (1,), 1.0)], 0), "at least 1 node"),
+        (lambda: Section("x", (1,), np.nan), "bound must be above 0"),
+        (lambda: Section("x", (1,), 1.0, bits=65), "bits must be from 8 to 64"),
+        (lambda: whole_section("x", (1,), 1e19, 3), "too large for 64 bits"),
+    ],
+)
+def test_a_layout_that_cannot_hold_its_sum_is_refused(make, words):
+    with pytest.raises(OptionError, match=words):
+        make()
 
 
 def test_bytes_of_another_length_are_refused():

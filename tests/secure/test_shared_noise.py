@@ -8,17 +8,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import norm
+from scipy.stats import chi2, norm
 
 from gems_flwr.errors import OptionError
-from gems_flwr.moments.private_release import spent_epsilon
-from gems_flwr.secure.discrete_gaussian import discrete_gaussian
-from gems_flwr.secure.shared_noise import (
+from gems_flwr.secure import (
+    LARGEST,
     SharedNoise,
+    discrete_gaussian,
     epsilon_cost,
     squared_mu_of,
     tail,
 )
+from gems_flwr.spaces.cone import spent_epsilon
 
 privacy_loss = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
 DELTA = 1e-5
@@ -38,8 +39,9 @@ def gaussian_epsilon(deviations: list[float], delta: float) -> float:
     return float(composed.get_epsilon_for_delta(delta))
 
 
-@pytest.mark.parametrize("epsilon", [1.0, 3.0, 10.0])
-@pytest.mark.parametrize(("nodes", "colluders", "fewest"), [(10, 0, 10), (10, 2, 7), (50, 10, 34)])
+@pytest.mark.parametrize(
+    ("epsilon", "nodes", "colluders", "fewest"), [(1.0, 10, 0, 10), (3.0, 50, 10, 34)]
+)
 def test_a_single_release_is_what_dp_accounting_says(
     epsilon: float, nodes: int, colluders: int, fewest: int
 ) -> None:
@@ -49,14 +51,13 @@ def test_a_single_release_is_what_dp_accounting_says(
     assert gaussian_epsilon([total], DELTA) <= epsilon * (1 + 1e-4)
 
 
-@pytest.mark.parametrize("epsilon", [1.0, 10.0])
-def test_rounds_of_refinement_compose_as_dp_accounting_says(epsilon: float) -> None:
-    noise = SharedNoise(epsilon, DELTA, nodes=10, colluders=3, fewest=8)
+def test_rounds_of_refinement_compose_as_dp_accounting_says() -> None:
+    noise = SharedNoise(1.0, DELTA, nodes=10, colluders=3, fewest=8)
     totals = [noise.share(part) * math.sqrt(8 - 3) for part in PARTS]
-    assert gaussian_epsilon(totals, DELTA) == pytest.approx(epsilon, rel=5e-3)
+    assert gaussian_epsilon(totals, DELTA) == pytest.approx(1.0, rel=5e-3)
 
 
-@pytest.mark.parametrize("honest", [1, 3, 5, 10])
+@pytest.mark.parametrize("honest", [3, 5])
 def test_what_other_numbers_of_colluders_leave_is_what_dp_accounting_says(honest: int) -> None:
     noise = SharedNoise(1.0, DELTA, nodes=10, colluders=2, fewest=7)
     left = gaussian_epsilon([noise.share(1.0) * math.sqrt(honest)], DELTA)
@@ -64,17 +65,16 @@ def test_what_other_numbers_of_colluders_leave_is_what_dp_accounting_says(honest
     assert (noise.epsilon_left(honest) <= 1.0 + 1e-9) == (honest >= 5)
 
 
-@pytest.mark.parametrize("steps", [20, 200])
-def test_discrete_noise_is_as_private_as_gaussian_noise(steps: int) -> None:
-    """With a sensitivity of `steps` steps of the grid, in one dimension, where PLD is exact."""
-    noise = SharedNoise(3.0, DELTA, nodes=1)
+def test_discrete_noise_is_as_private_as_gaussian_noise() -> None:
+    """With a sensitivity of 20 steps of the grid, in one dimension, where PLD is exact."""
+    noise, steps = SharedNoise(3.0, DELTA, nodes=1), 20
     discrete = privacy_loss.from_discrete_gaussian_mechanism(
         noise.share(1.0) * steps, sensitivity=steps, value_discretization_interval=1e-4
     )
     assert discrete.get_epsilon_for_delta(DELTA) == pytest.approx(3.0, rel=3e-3)
 
 
-@pytest.mark.parametrize("sigma", [2.0, 5.0, 30.0])
+@pytest.mark.parametrize("sigma", [2.0, 30.0])
 def test_factors_between_discrete_and_rounded_gaussian_are_bounded(sigma: float) -> None:
     """P <= exp(1 / 24 s^2) Q everywhere, and Q <= exp(x^2 / 24 s^4) P: the docstring's claims."""
     x = np.arange(int(10 * sigma))
@@ -84,16 +84,6 @@ def test_factors_between_discrete_and_rounded_gaussian_are_bounded(sigma: float)
     logs = np.log(discrete / rounded)
     assert (logs <= 1 / (24 * sigma**2) + 1e-9).all()
     assert (-logs <= x**2 / (24 * sigma**4) + 1e-9).all()
-
-
-@given(
-    numbers=st.integers(1, 10**6),
-    share=st.floats(2.0, 1e6),
-    nodes=st.integers(1, 100),
-)
-def test_coarser_grids_cost_more(numbers: int, share: float, nodes: int) -> None:
-    assert epsilon_cost(numbers, 2 * share, nodes) < epsilon_cost(numbers, share, nodes)
-    assert epsilon_cost(2 * numbers, share, nodes) > epsilon_cost(numbers, share, nodes)
 
 
 def test_what_rounding_costs_is_refused_where_it_is_not_paid_for() -> None:
@@ -140,6 +130,50 @@ def test_no_noise_leaves_the_tail() -> None:
         ({"colluders": 10}, "noise that counts"),
     ],
 )
-def test_promises_that_nobody_can_keep_are_refused(options: dict[str, float], said: str) -> None:
+def test_promises_that_cannot_be_kept_are_refused(options: dict[str, float], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         SharedNoise(**{"epsilon": 1.0, "delta": DELTA, "nodes": 10, **options})  # type: ignore[arg-type]
+
+
+# --- the sampler ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sigma", [0.5, 1.7, 20.0])
+def test_draws_have_the_exact_probabilities(sigma: float) -> None:
+    """Chi-square against exp(-x^2 / 2 sigma^2) over its sum; 1e-4 is the test's own error."""
+    size = 400_000
+    drawn = discrete_gaussian(size, sigma, seed=3)
+    values = np.arange(-int(40 * sigma), int(40 * sigma) + 1)
+    chances = np.exp(-(values**2) / (2 * sigma**2))
+    expected = size * chances / chances.sum()
+    counts = np.bincount(drawn - values[0], minlength=len(values))
+    likely = expected >= 10
+    rest = np.array([expected[~likely].sum(), counts[~likely].sum()])
+    statistic = ((counts - expected)[likely] ** 2 / expected[likely]).sum()
+    statistic += (rest[1] - rest[0]) ** 2 / rest[0]
+    assert statistic < chi2.ppf(1 - 1e-4, int(likely.sum()))
+
+
+@pytest.mark.parametrize("sigma", [1.0, 2.0**20 + 0.5, LARGEST])
+def test_moments_are_those_of_a_normal_distribution(sigma: float) -> None:
+    """Deviations of the estimates over n draws: 1, sqrt 2 and sqrt 96 over the root of n."""
+    drawn = discrete_gaussian(300_000, sigma, seed=11) / sigma
+    root = np.sqrt(len(drawn))
+    assert abs(drawn.mean()) < 5 / root
+    assert abs((drawn**2).mean() - 1) < 5 * np.sqrt(2) / root + 1e-6
+    assert abs((drawn**4).mean() - 3) < 5 * np.sqrt(96) / root + 1e-4
+    assert abs((drawn > 0).mean() - (drawn < 0).mean()) < 5 / root
+
+
+def test_secret_draws_differ_and_seeded_ones_do_not() -> None:
+    first, second = discrete_gaussian(50, 100.0), discrete_gaussian(50, 100.0)
+    assert (first != second).any()
+    repeated = discrete_gaussian(50, 100.0, seed=1), discrete_gaussian(50, 100.0, seed=1)
+    assert (repeated[0] == repeated[1]).all()
+    assert discrete_gaussian(0, 2.0).shape == (0,)
+
+
+@pytest.mark.parametrize("sigma", [0.0, 0.4, 2.0**41, np.nan])
+def test_a_deviation_out_of_range_is_refused(sigma: float) -> None:
+    with pytest.raises(OptionError, match=r"sigma must be from 0\.5"):
+        discrete_gaussian(3, sigma)

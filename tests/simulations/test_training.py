@@ -1,9 +1,4 @@
-"""Local training: it learns, it is repeatable, and it leaves everything else alone."""
-
-from __future__ import annotations
-
-import os
-from collections.abc import Callable
+"""Local training and its models: they learn, repeatably, and leave everything else alone."""
 
 import numpy as np
 import pytest
@@ -12,71 +7,138 @@ from sklearn.linear_model import LogisticRegression
 from threadpoolctl import threadpool_limits
 from torch import nn
 
+from gems_flwr.targets import Numbers
 from simulations import data
-from simulations.data.examples import Examples
+from simulations.data import Examples
+from simulations.experiment.experiment import add_noise
 from simulations.experiment.training import (
-    OPTIMIZERS,
-    Proximal,
     TrainOptions,
+    copy_model,
     fit,
+    learn,
     predictions,
+    pull,
     tensors,
 )
-from simulations.models import cnn, logistic, mlp
+from simulations.models import cnn, lenet, logistic, mcmahan_cnn, mlp, random_filters
 
 SCALE = 1 / 16
+MNIST = {"input_shape": (1, 28, 28), "classes": 10}
 
 
 @pytest.fixture(scope="module")
-def digits() -> Examples:
+def digits():
     return data.digits(seed=0).train
 
 
-def build(make: Callable[..., nn.Sequential] = mlp, **options: object) -> nn.Sequential:
+def build(make=mlp, **options):
     torch.manual_seed(0)
     return make(input_shape=(1, 8, 8), classes=10, **options)
 
 
-def state(model: nn.Module) -> list[np.ndarray]:
+def state(model):
     return [value.numpy().copy() for value in model.state_dict().values()]
 
 
-def equal(first: list[np.ndarray], second: list[np.ndarray]) -> bool:
+def equal(first, second):
     return all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_every_optimizer_learns_the_digits(digits: Examples, optimizer: str) -> None:
-    """Guessing is right for a tenth."""
-    lr = 0.1 if optimizer == "sgd" else 0.005
-    options = TrainOptions(optimizer=optimizer, lr=lr, epochs=15)
-    metrics = fit(build(logistic), digits, scale=SCALE, options=options, seed=0)
-    assert metrics["train_accuracy"] > 0.9
-    assert metrics["epochs"] == 15
+# --- models -------------------------------------------------------------------------------------
 
 
-def test_logistic_regression_reaches_what_scikit_learn_reaches() -> None:
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (logistic(**MNIST), 784 * 10 + 10),
+        (mlp(**MNIST, hidden=[20, 30]), 784 * 20 + 20 + 20 * 30 + 30 + 30 * 10 + 10),
+        (cnn(**MNIST), 1_199_882),
+        (lenet(**MNIST), 61_706),
+        (mcmahan_cnn(**MNIST), 1_663_370),
+        (mlp(**MNIST, hidden=[200, 200]), 199_210),
+    ],
+    ids=["logistic", "mlp", "cnn", "lenet", "McMahan's CNN", "McMahan's 2NN"],
+)
+def test_models_for_mnist_have_the_published_number_of_weights(model, expected):
+    """Figures of the papers, or by hand.
+
+    1,199,882 is the dynamic-averaging paper's, 61,706 that of LeNet-5, 1,663,370 and 199,210 are
+    McMahan et al.'s.
+    """
+    assert sum(weight.numel() for weight in model.parameters()) == expected
+
+
+@pytest.mark.parametrize("build", [logistic, mlp, cnn, lenet, mcmahan_cnn, random_filters])
+@pytest.mark.parametrize("shape", [(3, 28, 28), (1, 12, 17)])
+def test_image_batches_become_logits_and_the_last_module_is_linear(build, shape):
+    model = build(input_shape=shape, classes=7)
+    assert model(torch.zeros(4, *shape)).shape == (4, 7)
+    assert isinstance(list(model.modules())[-1], nn.Linear)
+
+
+@pytest.mark.parametrize(
+    ("build", "options", "message"),
+    [
+        (cnn, {"input_shape": (320,)}, r"needs images .* of at least 6×6 pixels"),
+        (lenet, {"input_shape": (1, 8, 8)}, r"needs images .* of at least 12×12 pixels"),
+        (mlp, {"hidden": [0]}, "at least 1"),
+        (mlp, {"dropout": 1.0}, r"\[0, 1\)"),
+        (mlp, {"classes": 1}, "at least 2"),
+        (logistic, {"input_shape": (1, 0, 3)}, "input_shape"),
+    ],
+)
+def test_impossible_models_are_refused_with_the_allowed_values(build, options, message):
+    with pytest.raises(ValueError, match=message):
+        build(**{**MNIST, **options})
+
+
+@pytest.mark.parametrize("make", [mlp, cnn, random_filters])
+def test_a_copy_of_a_model_is_the_same_and_shares_no_weight(make):
+    model = build(make)
+    model.eval()
+    next(model.parameters()).requires_grad_(False)
+    copied = copy_model(model)
+    inputs = torch.rand(3, 1, 8, 8)
+    assert str(copied) == str(model)
+    assert torch.equal(copied(inputs), model(inputs))
+    trained = [[w.requires_grad for w in each.parameters()] for each in (copied, model)]
+    assert trained[0] == trained[1]
+    with torch.no_grad():
+        for weight in copied.parameters():
+            weight.zero_()
+    copied.register_forward_hook(lambda *_: 1 / 0)
+    assert model(inputs).abs().sum() > 0
+
+
+def test_noise_is_relative_to_the_scale_of_the_weights():
+    model = nn.Linear(100, 100)
+    before = model.weight.detach().clone()
+    add_noise(model, 3.0, seed=1)
+    ratio = float((model.weight.detach() - before).std() / before.std())
+    assert ratio == pytest.approx(3.0, rel=0.05)
+
+
+# --- passes over data -----------------------------------------------------------------------------
+
+
+def test_logistic_regression_reaches_what_scikit_learn_reaches():
     dataset = data.digits(seed=0)
-    model = build(logistic)
-    fit(
-        model,
-        dataset.train,
-        scale=dataset.scale,
-        options=TrainOptions(lr=0.01, epochs=30),
-        seed=0,
-    )
+    model, options = build(logistic), TrainOptions(lr=0.01, epochs=30)
+    fit(model, dataset.train, scale=dataset.scale, options=options, seed=0)
     ours = predictions(model, dataset.test, scale=dataset.scale).argmax(1)
+    train, test = (
+        part.features.reshape(len(part), -1) * dataset.scale
+        for part in (dataset.train, dataset.test)
+    )
     with threadpool_limits(1):  # threads that wait for each other take seconds on a busy machine
-        reference = LogisticRegression(max_iter=200).fit(
-            dataset.train.features.reshape(len(dataset.train), -1) * dataset.scale,
-            dataset.train.labels,
-        )
-    theirs = reference.predict(dataset.test.features.reshape(len(dataset.test), -1) * dataset.scale)
-    accuracy, expected = (np.mean(p == dataset.test.labels) for p in (ours, theirs))
+        reference = LogisticRegression(max_iter=200).fit(train, dataset.train.labels)
+    accuracy, expected = (
+        np.mean(p == dataset.test.labels) for p in (ours, reference.predict(test))
+    )
     assert accuracy == pytest.approx(expected, abs=0.02)
 
 
-def test_one_full_batch_step_of_sgd_is_the_gradient_step_by_hand() -> None:
+def test_one_full_batch_step_of_sgd_is_the_gradient_step_by_hand():
     """For logits Wx + b with W = b = 0, the gradient in b is the mean of softmax(0) - onehot(y).
 
     With 2 classes and labels 0, 0, 1 it is (1/2 - 2/3, 1/2 - 1/3); lr = 6 gives b = (1, -1).
@@ -86,230 +148,163 @@ def test_one_full_batch_step_of_sgd_is_the_gradient_step_by_hand() -> None:
     for weight in model.parameters():
         nn.init.zeros_(weight)
     examples = Examples(np.array([[2], [4], [6]], dtype=np.uint8), np.array([0, 0, 1]))
-    metrics = fit(
-        model,
-        examples,
-        scale=0.5,
-        options=TrainOptions(optimizer="sgd", lr=6.0, batch_size=3),
-        seed=0,
-    )
+    options = TrainOptions(optimizer="sgd", lr=6.0, batch_size=3)
+    metrics = fit(model, examples, scale=0.5, options=options, seed=0)
     weight, bias = state(model)
     np.testing.assert_allclose(bias, [1, -1], atol=1e-6)
     np.testing.assert_allclose(weight, [[0], [0]], atol=1e-6)
     assert metrics["train_loss"] == pytest.approx(np.log(2))
 
 
-@pytest.mark.parametrize("make", [logistic, mlp, cnn])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_the_same_seed_gives_the_same_bits_whatever_the_global_state(
-    digits: Examples, make: Callable[..., nn.Sequential], optimizer: str
-) -> None:
-    part = digits.take(range(100))
-    options = TrainOptions(optimizer=optimizer, epochs=2)
+def test_numbers_are_learned_by_gradient_descent_on_the_squared_error():
+    """One step on all examples: w - lr · mean of 2 (w x - y) x."""
+    inputs = np.array([[1.0], [2.0], [3.0]], np.float32)
+    examples = Examples(inputs, np.array([2.0, 4.0, 6.0]))
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    options = TrainOptions(optimizer="sgd", lr=0.01, batch_size=3)
+    metrics = fit(model, examples, scale=1.0, options=options, seed=0, target=Numbers())
+    assert model.weight.item() == pytest.approx(0.01 * 2 * (2 + 8 + 18) / 3)
+    assert metrics == {"train_loss": pytest.approx((4 + 16 + 36) / 3), "epochs": 1.0}
+    found = predictions(model, examples, scale=1.0, target=Numbers())
+    assert found == pytest.approx(model.weight.item() * inputs[:, 0])
+
+
+@pytest.mark.parametrize("make", [mlp, cnn])
+def test_the_same_seed_gives_the_same_bits_whatever_the_global_state(digits, make):
+    part = digits.take(range(64))
     results = []
     for noise, threads, seed in ((1, 1, 5), (2, 2, 5), (1, 1, 6)):
         model = build(make)
         torch.manual_seed(noise)
-        before = torch.get_num_threads()
+        before, drawn = torch.get_num_threads(), torch.random.get_rng_state()
         torch.set_num_threads(threads)
         try:
-            metrics = fit(model, part, scale=SCALE, options=options, seed=seed)
+            metrics = fit(model, part, scale=SCALE, options=TrainOptions(epochs=2), seed=seed)
             assert torch.get_num_threads() == threads
         finally:
             torch.set_num_threads(before)
+        assert torch.equal(drawn, torch.random.get_rng_state())
         results.append((state(model), metrics))
     assert equal(results[0][0], results[1][0])
     assert results[0][1] == results[1][1]
     assert not equal(results[0][0], results[2][0])
 
 
-def test_the_callers_random_state_is_left_alone(digits: Examples) -> None:
-    model = build()
-    before = torch.random.get_rng_state()
-    fit(model, digits.take(range(64)), scale=SCALE, options=TrainOptions(), seed=0)
-    assert torch.equal(before, torch.random.get_rng_state())
+class Recorder(nn.Module):
+    """A linear layer that keeps the batches it sees, and drops out what it throws away."""
+
+    def __init__(self, inputs, rate=0.0):
+        super().__init__()
+        self.layer, self.drop, self.seen = nn.Linear(inputs, 10), nn.Dropout(rate), []
+
+    def forward(self, batch):
+        self.seen.append(batch.flatten(1).clone())
+        self.drop(batch)
+        return self.layer(batch.flatten(1))
 
 
-def test_the_order_of_examples_does_not_depend_on_dropout(digits: Examples) -> None:
-    """Dropout whose result is thrown away uses up random numbers, and must change nothing else."""
-
-    class Recorder(nn.Module):
-        def __init__(self, rate: float) -> None:
-            super().__init__()
-            self.layer, self.drop, self.seen = nn.Linear(64, 10), nn.Dropout(rate), []
-
-        def forward(self, batch: torch.Tensor) -> torch.Tensor:
-            self.seen.append(batch.clone())
-            self.drop(batch)
-            return self.layer(batch.flatten(1))
-
-    recorders = [Recorder(0.0), Recorder(0.5)]
-    for recorder in recorders:
-        fit(recorder, digits, scale=SCALE, options=TrainOptions(epochs=2), seed=1)
-    assert torch.equal(*(torch.cat(recorder.seen) for recorder in recorders))
-
-
-def test_every_epoch_sees_every_example_once_in_another_order() -> None:
-    class Recorder(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer, self.seen = nn.Linear(1, 2), []
-
-        def forward(self, batch: torch.Tensor) -> torch.Tensor:
-            self.seen.append(batch.flatten().tolist())
-            return self.layer(batch)
-
-    recorder = Recorder()
+def test_every_epoch_sees_every_example_once_in_another_order_whatever_is_dropped():
+    recorders = [Recorder(1, 0.0), Recorder(1, 0.5)]
     examples = Examples(np.arange(10)[:, None], np.zeros(10, int))
-    options = TrainOptions(batch_size=4, epochs=2)
-    fit(recorder, examples, scale=1.0, options=options, seed=0)
-    assert [len(batch) for batch in recorder.seen] == [4, 4, 2, 4, 4, 2]
-    first, second = (
-        np.concatenate(seen).tolist() for seen in (recorder.seen[:3], recorder.seen[3:])
-    )
+    for recorder in recorders:
+        fit(recorder, examples, scale=1.0, options=TrainOptions(batch_size=4, epochs=2), seed=0)
+    assert [len(batch) for batch in recorders[0].seen] == [4, 4, 2, 4, 4, 2]
+    seen = [torch.cat(recorder.seen).flatten() for recorder in recorders]
+    assert torch.equal(*seen)
+    first, second = seen[0][:10].tolist(), seen[0][10:].tolist()
     assert sorted(first) == sorted(second) == list(range(10))
     assert first != second
 
 
-def test_training_stops_when_accuracy_no_longer_rises() -> None:
-    """Equal logits predict class 0, the only label: epoch 1 has accuracy 1, which cannot rise."""
-    examples = Examples(np.ones((8, 3), dtype=np.float32), np.zeros(8, int))
-    model = logistic(input_shape=(3,), classes=2)
-    for weight in model.parameters():
-        nn.init.zeros_(weight)
-    options = TrainOptions(lr=0.1, batch_size=8, epochs=50, patience=3)
-    assert fit(model, examples, scale=1.0, options=options, seed=0)["epochs"] == 4
+@pytest.mark.parametrize("target", [None, Numbers()])
+def test_training_stops_when_it_no_longer_gets_better(target):
+    """Of zeros all is right at once, and cannot get better: after epoch 1 three more."""
+    labels = np.zeros(8) if target else np.zeros(8, int)
+    examples = Examples(np.zeros((8, 3), dtype=np.float32), labels)
+    model = nn.Linear(3, 1 if target else 2, bias=False)
+    options = TrainOptions(optimizer="sgd", batch_size=8, epochs=50, patience=3)
+    chosen = {"target": target} if target else {}
+    assert fit(model, examples, scale=1.0, options=options, seed=0, **chosen)["epochs"] == 4
 
 
-def test_frozen_weights_stay_and_the_others_move(digits: Examples) -> None:
-    model = build()
-    first = model[1]
-    assert isinstance(first, nn.Linear)
-    first.requires_grad_(False)
+def test_frozen_weights_and_modes_stay_as_they_are(digits):
+    model = build().train(False)
+    model[-1].train(True)
+    model[1].requires_grad_(False)
     before = state(model)
     fit(model, digits.take(range(64)), scale=SCALE, options=TrainOptions(), seed=0)
+    predictions(model, digits.take(range(10)), scale=SCALE)
     after = state(model)
     assert equal(before[:2], after[:2])
     assert not equal(before[2:], after[2:])
+    assert (model.training, model[-1].training) == (False, True)
 
 
-@pytest.mark.parametrize("mode", [True, False])
-def test_models_keep_their_mode(digits: Examples, mode: bool) -> None:
-    model = build().train(mode)
-    model[-1].train(not mode)
-    fit(model, digits.take(range(10)), scale=SCALE, options=TrainOptions(), seed=0)
-    predictions(model, digits.take(range(10)), scale=SCALE)
-    assert model.training is mode
-    assert model[-1].training is not mode
-
-
-def test_probabilities_are_the_softmax_without_dropout_in_any_batch_size(digits: Examples) -> None:
-    model = build().train()
-    part = digits.take(range(50))
-    found = predictions(model, part, scale=SCALE)
-    assert found.dtype == np.float64
-    np.testing.assert_allclose(found.sum(1), 1, atol=1e-12)
-    with torch.no_grad():
-        expected = model.eval()(tensors(part, scale=SCALE)[0]).softmax(1).numpy()
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-    in_sevens = predictions(model, part, scale=SCALE, batch_size=7)
-    np.testing.assert_allclose(found, in_sevens, rtol=1e-6)
-
-
-def test_probabilities_of_no_examples_have_the_right_width(digits: Examples) -> None:
-    assert predictions(build(), digits.take([]), scale=SCALE).shape == (0, 10)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"optimizer": "lbfgs"}, "one of adam, sgd, rmsprop"),
-        ({"lr": 0.0}, "above 0"),
-        ({"lr": float("nan")}, "above 0"),
-        ({"momentum": 1.0, "optimizer": "sgd"}, r"\[0, 1\)"),
-        ({"momentum": 0.9}, "0 with optimizer adam"),
-        ({"batch_size": 0}, "at least 1"),
-        ({"epochs": 0}, "at least 1"),
-        ({"epochs": 1.5}, "whole number"),
-        ({"patience": 0}, "or null"),
-        ({"weight_decay": -1.0}, "at least 0"),
-    ],
-)
-def test_options_out_of_range_are_refused_with_the_allowed_values(
-    options: dict[str, object], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        TrainOptions(**options)  # type: ignore[arg-type]
-
-
-def test_training_without_examples_or_weights_is_refused(digits: Examples) -> None:
-    with pytest.raises(ValueError, match="at least one example"):
-        fit(build(), digits.take([]), scale=SCALE, options=TrainOptions(), seed=0)
-    frozen = build().requires_grad_(False)
-    with pytest.raises(ValueError, match="at least one weight"):
-        fit(frozen, digits, scale=SCALE, options=TrainOptions(), seed=0)
-
-
-def test_devices_and_threads_that_are_not_there_are_refused(
-    digits: Examples, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="finds none; there is cpu, and device=auto"):
-        fit(build(), digits, scale=SCALE, options=TrainOptions(), seed=0, device="cuda")
-    with pytest.raises(ValueError, match="must be one of cpu, cuda"):
-        predictions(build(), digits, scale=SCALE, device="tpu")
-    with pytest.raises(ValueError, match="threads must be a whole number of at least 1"):
-        predictions(build(), digits, scale=SCALE, threads=0)
-    with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1"):
-        predictions(build(), digits, scale=SCALE, batch_size=0)
-
-
-@pytest.mark.deep
-def test_pooled_logistic_regression_reaches_the_known_accuracy_on_mnist() -> None:
-    """The GEMS paper's Table 5 has .926 for the global model."""
-    folder = os.environ.get(data.DATA_VARIABLE)
-    if not folder:
-        pytest.skip(f"real data are not there: {data.DATA_VARIABLE} is not set")
-    dataset = data.mnist(data_dir=folder, seed=0)
-    model = logistic(input_shape=dataset.input_shape, classes=dataset.classes)
-    options = TrainOptions(epochs=5)
-    fit(model, dataset.train, scale=dataset.scale, options=options, seed=0)
-    predicted = predictions(model, dataset.test, scale=dataset.scale).argmax(1)
-    assert np.mean(predicted == dataset.test.labels) >= 0.92
-
-
-def test_the_proximal_terms_gradient_is_autograds(digits: Examples) -> None:
+def test_the_proximal_terms_gradient_is_autograds(digits):
     """μ / 2 · |w − w₀|² written out as a loss, beside what is added to the gradients."""
     model, mu = build(), 0.3
     weights = list(model.parameters())
-    pull = Proximal(weights, mu)
     start = [weight.detach().clone() for weight in weights]
     with torch.no_grad():
         for weight in weights:
             weight.add_(torch.randn_like(weight))
     inputs, labels = tensors(digits.take(np.arange(20)), scale=SCALE)
-    model.eval()
-    loss = nn.functional.cross_entropy(model(inputs), labels)
+    loss = nn.functional.cross_entropy(model.eval()(inputs), labels)
     term = sum(((w - s) ** 2).sum() for w, s in zip(weights, start, strict=True))
     expected = torch.autograd.grad(loss + mu / 2 * term, weights, retain_graph=True)
     loss.backward()
-    pull.add_gradient()
+    pull(weights, start, mu)
     for weight, gradient in zip(weights, expected, strict=True):
         torch.testing.assert_close(weight.grad, gradient)
 
 
-def test_the_stronger_the_proximal_term_the_nearer_the_model_stays(digits: Examples) -> None:
-    moved = []
-    for mu in (0.0, 0.1, 1.0):
-        model = build(logistic)
-        before = state(model)
-        options = TrainOptions(optimizer="sgd", lr=0.1, epochs=3)
-        fit(model, digits, scale=SCALE, options=options, seed=0, proximal_mu=mu)
-        moved.append(sum(np.square(a - b).sum() for a, b in zip(before, state(model), strict=True)))
-    assert moved[0] > moved[1] > moved[2] > 0
+# --- streams ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mu", [-0.1, float("nan"), float("inf")])
-def test_a_proximal_term_out_of_range_is_refused(digits: Examples, mu: float) -> None:
-    with pytest.raises(ValueError, match="proximal_mu must be a number of at least 0"):
-        fit(build(), digits, scale=SCALE, options=TrainOptions(), seed=0, proximal_mu=mu)
+def batches(count):
+    dataset, rng = data.graphical(seed=1, examples=60, public=10), np.random.default_rng(1)
+    return [dataset.draw(0, 10, rng) for _ in range(count)]
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Linear(50, 2)
+
+
+def test_the_loss_is_measured_before_each_update():
+    """Two batches by hand: loss of the untouched model, then of the model after one step."""
+    model, by_hand = net(), net()
+    (x1, y1), (x2, y2) = (tensors(batch, scale=1.0) for batch in batches(2))
+    first = nn.functional.cross_entropy(by_hand(x1), y1)
+    first.backward()
+    with torch.no_grad():
+        for weight in by_hand.parameters():
+            weight -= 0.1 * weight.grad
+    second = nn.functional.cross_entropy(by_hand(x2), y2)
+    options = TrainOptions(optimizer="sgd", lr=0.1)
+    learned = learn(model, batches(2), scale=1.0, options=options, seed=0, memory={})
+    assert (learned.examples, learned.batches, learned.memory) == (20, 2, {})
+    assert learned.loss_sum == pytest.approx((first + second).item())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        TrainOptions(optimizer="sgd", lr=0.1, momentum=0.9),
+        TrainOptions(optimizer="adam", lr=0.01),
+        TrainOptions(optimizer="rmsprop", lr=0.01, momentum=0.5),
+    ],
+    ids=lambda o: o.optimizer,
+)
+def test_an_optimiser_goes_on_where_it_was(options):
+    """Six batches at once, or two at a time with the state kept in between: the same bits."""
+    at_once, in_parts, memory = net(), net(), {}
+    settings = {"scale": 1.0, "options": options, "seed": 0}
+    learn(at_once, batches(6), memory={}, **settings)
+    for part in range(3):
+        chosen = batches(6)[2 * part : 2 * part + 2]
+        memory = learn(in_parts, chosen, memory=memory, **settings).memory
+    assert memory
+    for one, other in zip(at_once.parameters(), in_parts.parameters(), strict=True):
+        assert torch.equal(one, other)

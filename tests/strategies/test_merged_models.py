@@ -6,23 +6,25 @@ import torch
 from flwr.app import Array, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod
-from helpers_blobs import CLASSES, FEATURES, TEST, blobs, both_parts
+from helpers_blobs import CLASSES, FEATURES, blobs, both_parts
 from torch import nn
 
-from gems_flwr.client.compression_mod import compression_mod
-from gems_flwr.client.statistics_mod import statistics_mod
-from gems_flwr.client.task import Report, Task
-from gems_flwr.client.task_app import task_client_app
-from gems_flwr.errors import RoundFailedError
-from gems_flwr.model_merging.measure import measure_statistics
-from gems_flwr.model_merging.merge_models import merge_models
-from gems_flwr.runtime.inprocess_grid import InProcessGrid
-from gems_flwr.strategies.fedavg import FedAvg
-from gems_flwr.strategies.merged_models import MergedModels
-from gems_flwr.wire.records import to_numpy, to_record
-from gems_flwr.wire.requests import StatisticsRequest
+from gems_flwr import (
+    FedAvg,
+    InProcessGrid,
+    MergedModels,
+    NodeLimits,
+    Report,
+    Task,
+    Tolerance,
+    good_enough_mod,
+    task_client_app,
+)
+from gems_flwr.core.records import to_numpy, to_record
+from gems_flwr.errors import MissingModError, RoundFailedError
+from gems_flwr.merging import NEEDED, measure_statistics, merge_models
 
-METHODS = ["regmean", "fisher", "kfac", "matching", "fedfisher_diagonal", "fedfisher_kfac"]
+METHODS = list(NEEDED)
 LABELS = [[0, 1], [2, 3], [1, 2]]
 
 
@@ -67,7 +69,7 @@ class Blobs(Task):
 
 
 def users_app(*mods):
-    """An ordinary Flower app: names its records as it likes, tells no name of its own."""
+    """An ordinary Flower app: names its records as it likes, and gives no name of its own."""
     app = ClientApp(mods=list(mods))
 
     @app.train()
@@ -81,34 +83,15 @@ def users_app(*mods):
     return app
 
 
-def test_models_that_travel_packed_are_merged_with_statistics_that_do_not():
-    """Models come in half precision of their differences; the statistics, of other shapes, exactly.
-
-    RegMean's weights are then off by about that, 2^-11 of differences below 4.
-    """
-    app = users_app(compression_mod(), statistics_mod(both_parts(data), model=build))
-    packed, plain = start(app, "regmean", compress="float16"), start(app, "regmean")
-    for name, array in arrays(plain).items():
-        assert np.abs(arrays(packed)[name] - array).max() < 4 * 2.0**-11 * 4, name
-    assert packed.failures == ()
-    assert packed.traffic.bytes_down < plain.traffic.bytes_down
+OUR_MOD = good_enough_mod(both_parts(data), model=build)
 
 
-def spoiling(node, spoil):
-    """A mod around all others that changes what one node sends."""
-
-    def mod(message, context, call_next):
-        reply = call_next(message, context)
-        if context.node_config["partition-id"] == node:
-            spoil(reply.content)
-        return reply
-
-    return mod
+def initial(model=None):
+    return to_record({k: v.numpy() for k, v in (model or build()).state_dict().items()})
 
 
-def start(app, method="kfac", **options):
-    initial = to_record({k: v.numpy() for k, v in build().state_dict().items()})
-    return MergedModels(method=method, **options).start(InProcessGrid(app, 3), initial)
+def start(app, method="regmean", **options):
+    return MergedModels(method=method, **options).start(InProcessGrid(app, 3), initial())
 
 
 def arrays(result):
@@ -120,15 +103,11 @@ def test_an_ordinary_client_with_the_mod_and_the_ready_app_give_the_mathematics(
     models, statistics, counts = [], [], []
     for node, labels in enumerate(LABELS):
         x, y = blobs(labels, per_class=20 + 10 * node, seed=node)
-        trained = {k: v.numpy() for k, v in fit(build(), x, y, node).state_dict().items()}
-        models.append(trained)
+        models.append({k: v.numpy() for k, v in fit(build(), x, y, node).state_dict().items()})
         counts.append(len(y))
-        request = StatisticsRequest(method)
-        statistics.append(
-            measure_statistics(request.method, request.labels, trained, (x, y), model=build())
-        )
+        statistics.append(measure_statistics(NEEDED[method], models[-1], (x, y), model=build()))
     expected = merge_models(method, models, statistics, counts).arrays
-    for app in (users_app(statistics_mod(both_parts(data), model=build)), task_client_app(Blobs)):
+    for app in (users_app(OUR_MOD), task_client_app(Blobs)):
         result = start(app, method)
         assert result.failures == ()
         assert [record.round for record in result.history] == [0, 1]
@@ -141,78 +120,26 @@ def test_an_ordinary_client_with_the_mod_and_the_ready_app_give_the_mathematics(
 def test_the_bytes_of_each_method_are_those_of_its_statistics():
     """Upper halves of A (7 and 6 rows) and B (5 and 4), the Fisher as large as the model."""
     app = task_client_app(Blobs)
-    up = {method: start(app, method).traffic.bytes_up / 3 for method in METHODS}
+    model = FedAvg(fraction_evaluate=0.0).start(InProcessGrid(app, 3), initial(), num_rounds=1)
     grams, factors, weights = 28 + 21, 15 + 10, 5 * 7 + 4 * 6
     for method, numbers in {
         "regmean": grams,
-        "kfac": grams + factors,
         "fedfisher_kfac": grams + factors,
         "fisher": weights,
-        "fedfisher_diagonal": weights,
     }.items():
-        beyond = up[method] - up["matching"]
+        beyond = (start(app, method).traffic.bytes_up - model.traffic.bytes_up) / 3
         assert 4 * numbers < beyond < 4 * numbers + 1200, method
 
 
-@pytest.mark.parametrize("method", ["regmean", "kfac", "fisher", "fedfisher_kfac"])
-def test_a_share_of_the_models_bytes_is_what_the_statistics_take(method):
-    """Of 59 weights in single precision, in three arrays; what is merged is not far from exact."""
-    app = task_client_app(Blobs)
-    options = {"steps": 100} if method == "fedfisher_kfac" else {}
-    whole, packed = (
-        start(app, method, **options),
-        start(app, method, statistics_share=1.3, **options),
-    )
-    beyond = (packed.traffic.bytes_up - start(app, "matching").traffic.bytes_up) / 3
-    assert packed.failures == ()
-    assert beyond < 1.3 * 4 * 59 + 8 + 900
-    merged = arrays(packed)
-    if method != "kfac":  # whose solution hangs on the smallest eigenvalues
-        assert all(np.abs(merged[key] - array).max() < 0.6 for key, array in arrays(whole).items())
-    assert any(not np.array_equal(merged[key], array) for key, array in arrays(whole).items())
-
-
-def test_public_samples_choose_how_far_fedfisher_goes():
-    app, steps = task_client_app(Blobs), 300
-    public = {"choose": 40, "public_data": tuple(p.numpy() for p in TEST), "build_model": build}
-    chosen = start(app, "fedfisher_diagonal", steps=steps, **public)
-    assert chosen.details["tried"] == 4
-    assert chosen.details["steps"] in (0, 100, 200, 300)
-    alone = start(app, "fedfisher_diagonal", steps=steps)
-    assert alone.details["steps"] == steps
-    # The score is that of the model which is returned, on the first 40.
-    model = build()
-    model.load_state_dict({k: torch.from_numpy(a) for k, a in arrays(chosen).items()})
-    x, y = (part[:40] for part in TEST)
-    assert chosen.details["public_score"] == float((model(x).argmax(1) == y).double().mean())
-
-
-def test_matching_works_with_a_client_that_never_heard_of_it():
-    result = start(users_app(), "matching")
-    assert result.failures == ()
-    # Node 2 has the most examples, and its name is not told: Flower's id stands for it.
-    assert result.details["reference"]
-
-
-def test_a_client_without_the_mod_is_told_what_it_lacks():
-    with pytest.raises(RoundFailedError, match="regmean needs statistics_mod in the node's"):
+def test_a_client_without_the_mod_is_refused_with_what_it_lacks():
+    with pytest.raises(MissingModError, match=r"write ClientApp\(mods=\[good_enough_mod\(data, mo"):
         start(users_app(), "regmean")
-
-
-def test_the_mod_is_inert_for_other_strategies():
-    initial = to_record({k: v.numpy() for k, v in build().state_dict().items()})
-    plain, modded = (
-        FedAvg().start(InProcessGrid(app, 3), initial, num_rounds=1)
-        for app in (users_app(), users_app(statistics_mod(both_parts(data), model=build)))
-    )
-    assert plain.traffic == modded.traffic
-    assert all(np.array_equal(a, arrays(modded)[key]) for key, a in arrays(plain).items())
 
 
 def test_unweighted_nodes_count_the_same_and_claims_can_be_limited():
     app = task_client_app(Blobs)
     equal = arrays(start(app, "fisher", weighted=False))
-    capped = arrays(start(app, "fisher", max_examples=1))
+    capped = arrays(start(app, "fisher", tolerance=Tolerance(max_examples=1)))
     counted = arrays(start(app, "fisher"))
     assert all(np.allclose(equal[key], capped[key], atol=1e-6) for key in equal)
     assert any(not np.allclose(equal[key], counted[key], atol=1e-4) for key in equal)
@@ -221,48 +148,40 @@ def test_unweighted_nodes_count_the_same_and_claims_can_be_limited():
 # --- bad statistics ---------------------------------------------------------------------------
 
 
-def replaced(key, change):
-    def spoil(content):
-        record = content["statistics"]
-        record[key] = Array(change(record[key].numpy().copy()))
+def spoiling(node, spoil):
+    """A mod around all others that changes what one node sends."""
+
+    def mod(message, context, call_next):
+        reply = call_next(message, context)
+        if context.node_config["partition-id"] == node:
+            spoil(reply.content["statistics"])
+        return reply
+
+    return mod
+
+
+def put(key, value):
+    def spoil(record):
+        array = record[key].numpy().copy()
+        array.flat[1 if value == 1e3 else 0] = value
+        record[key] = Array(array)
 
     return spoil
 
 
-def put(value):
-    def change(array):
-        array.flat[0] = value
-        return array
-
-    return change
-
-
-def without(key):
-    def spoil(content):
-        del content["statistics"][key]
-
-    return spoil
+KFAC = "fedfisher_kfac"
 
 
 @pytest.mark.parametrize(
     ("method", "spoil", "reason"),
     [
-        ("kfac", replaced("0.weight/inputs", put(np.nan)), "'0.weight/inputs' holds NaN"),
-        ("kfac", replaced("0.weight/inputs", put(-1)), "'inputs' of '0.weight': mean squares"),
-        ("kfac", replaced("2.weight/gradients", np.float64), "dtype float64, expected float32"),
-        (
-            "kfac",
-            replaced("2.weight/gradients", lambda a: (a + (np.arange(len(a)) == 1)).astype("f4")),
-            "'gradients' of '2.weight': expected the second moment of some data",
-        ),
-        ("regmean", replaced("0.weight/inputs", lambda a: a[1:]), "shape (27,), expected (28,)"),
-        ("fisher", replaced("2.weight/fisher", put(-1e-3)), "'fisher' of '2.weight': mean sq"),
-        ("kfac", without("2.weight/inputs"), "'statistics' must have ['0.weight/gradients'"),
+        (KFAC, put("2.weight/gradients", 1e3), "expected the second moment of some data"),
+        ("fisher", put("2.weight/fisher", -1e-3), "'fisher' of '2.weight': mean sq"),
     ],
 )
 def test_a_node_with_bad_statistics_is_named_and_the_others_are_merged(method, spoil, reason):
-    app = users_app(spoiling(1, spoil), statistics_mod(both_parts(data), model=build))
-    result = start(app, method)
+    options = {} if method != KFAC else {"steps": 50}
+    result = start(users_app(spoiling(1, spoil), OUR_MOD), method, **options)
     (failure,) = result.history[1].failures
     assert failure.node == "1"
     assert reason in failure.reason
@@ -270,32 +189,16 @@ def test_a_node_with_bad_statistics_is_named_and_the_others_are_merged(method, s
     assert all(np.isfinite(array).all() for array in arrays(result).values())
 
 
-@pytest.mark.parametrize(
-    ("method", "spoil", "reason"),
-    [
-        ("kfac", replaced("scales", put(np.nan)), "'scales' holds NaN"),
-        ("kfac", replaced("scales", put(-1)), "'scales' holds numbers below 0"),
-        ("kfac", replaced("scales", put(1e7)), "'scales' holds numbers above 1e+06"),
-        ("kfac", replaced("scales", put(9e5)), "of '0.weight' holds mean squares above"),
-        ("kfac", replaced("columns", lambda a: a[1:]), "'columns' has shape"),
-        ("kfac", replaced("columns", lambda a: a.astype(np.int16)), "'columns' has"),
-        ("fisher", replaced("roots", lambda a: a.astype(np.uint8)), "'roots' has dtype uint8"),
-        ("fisher", without("roots"), "'statistics' must have ['columns', 'roots', 'scales']"),
-    ],
-)
-def test_a_node_with_bad_codes_is_named_and_the_others_are_merged(method, spoil, reason):
-    app = users_app(spoiling(1, spoil), statistics_mod(both_parts(data), model=build))
-    result = start(app, method, statistics_share=1.3)
-    (failure,) = result.history[1].failures
-    assert failure.node == "1"
-    assert reason in failure.reason
-    assert all(np.isfinite(array).all() for array in arrays(result).values())
-
-
-def test_a_privacy_mod_inside_would_be_bypassed_and_that_is_refused():
+def test_limits_of_a_node_hold_for_statistics():
     noise = LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=1.0, delta=1e-5)
-    with pytest.raises(RoundFailedError, match="LocalDpMod is inside statistics_mod"):
-        start(users_app(statistics_mod(both_parts(data), model=build), noise), "regmean")
+    with pytest.raises(RoundFailedError, match="LocalDpMod is inside good_enough_mod"):
+        start(users_app(OUR_MOD, noise), "fisher")
+    strict = good_enough_mod(both_parts(data), model=build, limits=NodeLimits(require_dp=True))
+    with pytest.raises(RoundFailedError, match="require_dp"):
+        start(users_app(strict), "fisher")
+    few = good_enough_mod(both_parts(data), model=build, limits=NodeLimits(largest_rank=3))
+    with pytest.raises(RoundFailedError, match=r"largest_rank.* second moments of 7 inputs of 40"):
+        start(users_app(few), "regmean")
 
 
 # --- options ----------------------------------------------------------------------------------
@@ -306,49 +209,9 @@ def test_a_privacy_mod_inside_would_be_bypassed_and_that_is_refused():
     [
         ({"method": "mean"}, "method must be one of"),
         ({"shrink": 1.5}, "shrink must be in"),
-        ({"damping": 0.0}, "damping must be above 0 or none"),
-        ({"labels": "true"}, "labels must be one of"),
         ({"steps": 0}, "steps must be at least 1"),
-        ({"statistics_share": -1.0}, "statistics_share must be from 0 to 10"),
-        ({"method": "matching", "statistics_share": 0.5}, "matching needs no statistics"),
-        ({"choose": 5}, "choose must be from 0 to the number of public samples, 0"),
-        ({"choose": 1, "public_data": TEST}, "needs build_model"),
     ],
 )
 def test_options_out_of_range_are_refused_when_the_strategy_is_built(options, match):
     with pytest.raises(ValueError, match=match):
         MergedModels(**options)
-
-
-@pytest.mark.parametrize("method", ["regmean", "fisher", "kfac", "fedfisher_diagonal"])
-def test_a_convolution_of_a_sequence_is_refused_before_anybody_trains(method):
-    model = nn.Sequential(nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
-    initial = to_record({k: v.numpy() for k, v in model.state_dict().items()})
-    grid = InProcessGrid(users_app(), 3)
-    with pytest.raises(ValueError, match="'0' is neither linear nor a convolution of images"):
-        MergedModels(method=method).start(grid, initial)
-
-
-def test_a_share_that_is_too_small_is_refused_before_anybody_trains():
-    with pytest.raises(ValueError, match="a share of at least 0"):
-        start(users_app(), "fisher", statistics_share=0.1)
-
-
-def test_with_all_classes_on_every_node_regmean_and_kfac_tell_them_apart():
-    """Logistic models that saw the same classes agree; merging must not break them."""
-    x, y = TEST
-    models, kfac, regmean = [], [], []
-    for node in range(3):
-        near, labels = blobs(range(CLASSES), per_class=40, seed=node)
-        model = nn.Sequential(nn.Linear(FEATURES, CLASSES))
-        trained = fit(model, near, labels, node).state_dict()
-        models.append({k: v.numpy() for k, v in trained.items()})
-        for method, kept in (("kfac", kfac), ("regmean", regmean)):
-            request = StatisticsRequest(method)
-            kept.append(
-                measure_statistics(request.method, request.labels, models[-1], (near, labels))
-            )
-    for method, kept in (("kfac", kfac), ("regmean", regmean)):
-        merged = merge_models(method, models, kept, [1, 1, 1]).arrays
-        predicted = (x.numpy() @ merged["0.weight"].T + merged["0.bias"]).argmax(1)
-        assert (predicted == y.numpy()).mean() > 0.95

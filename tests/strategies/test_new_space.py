@@ -1,33 +1,24 @@
-"""A space that the library does not know: its set, its request, its config, and nothing else.
+"""A space that the library does not know: its set, its question, its config, and nothing else.
 
 Here an axis-aligned box: every weight may move by a width of its own, as far as a random choice of
 its corners stays good enough.
 """
 
 import dataclasses
-import os
-import subprocess
-import sys
 from typing import ClassVar
 
 import numpy as np
 import pytest
 from helpers_gems import CLASSES, FEATURES, accuracy, initial, linear_app
-from rich.console import Console
 
-from gems_flwr.errors import RoundFailedError, SpaceError
-from gems_flwr.intersect.intersect import intersect
-from gems_flwr.radii.layer_data import LayerData
-from gems_flwr.runtime.inprocess_grid import InProcessGrid
-from gems_flwr.spaces.ball import BallSpace
-from gems_flwr.spaces.checks import check_array, check_keys
-from gems_flwr.spaces.ellipsoid import EllipsoidSpace
-from gems_flwr.spaces.radius import Radius
-from gems_flwr.spaces.space_files import load_space, register_space
-from gems_flwr.strategies.gems import Gems
-from gems_flwr.wire.space_requests import SpaceRequest
-from simulations.config import ConfigError, compose_config, variant_of
-from simulations.run import run as run_experiment
+from gems_flwr import Gems, InProcessGrid
+from gems_flwr.core.question import Disclosure
+from gems_flwr.errors import OptionError, SpaceError
+from gems_flwr.networks import linear_layer
+from gems_flwr.spaces import intersect, load_space, register_space
+from gems_flwr.spaces.ball import EllipsoidSpace, LayerData, Quality, Radius
+from gems_flwr.spaces.convex import check_array, check_keys, check_number, take
+from gems_flwr.spaces.question import SpaceQuestion
 
 # --- one file: the set --------------------------------------------------------------------------
 
@@ -36,7 +27,7 @@ from simulations.run import run as run_experiment
 class BoxSpace:
     """All layers of which no weight is farther than a width from the centre's."""
 
-    kind: ClassVar[str] = "box"
+    kind: ClassVar[str] = "example-box"
     center: np.ndarray
     width: float
 
@@ -82,45 +73,49 @@ class BoxSpace:
     @classmethod
     def from_arrays(cls, arrays, meta):
         check_keys(arrays, ["center"], "a box")
-        return cls(arrays["center"], meta["width"])
+        return cls(arrays["center"], check_number("width", take(meta, "width", "a box"), 0, 1e3))
 
 
 register_space(BoxSpace)
 
-# --- another: the request -----------------------------------------------------------------------
+# --- and the question -----------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
-class Box(SpaceRequest):
+class Box(SpaceQuestion):
     """A box around the node's trained layer, the largest of some widths."""
 
-    kind: ClassVar[str] = "box"
+    kind: ClassVar[str] = "example-box"
+    trains: ClassVar[bool] = True
 
     epsilon: float = 0.9
     corners: int = 20
 
+    def discloses(self, node):
+        return Disclosure("radius")
+
     def build(self, node):
-        data = LayerData(node.weight, node.bias, node.samples.inputs, node.samples.labels)
-        rng, center = np.random.default_rng(node.seed), data.center
-        signs = rng.choice([-1.0, 1.0], size=(self.corners, center.size))
+        layer, samples = node.output_layer("validation"), node.inputs("validation")
+        below = [key for key in node.model if key not in layer.keys]
+        tensors = linear_layer(node.train(below), layer, node.device)
+        data = LayerData(*tensors, samples.inputs, samples.labels)
+        rng = np.random.default_rng(node.seed("space"))
+        signs = rng.choice([-1.0, 1.0], size=(self.corners, data.dimension))
+        center = np.concatenate([tensor.numpy().reshape(-1) for tensor in tensors])
         for width in np.geomspace(10, 0.001, 40):
-            if min(self._quality(data, center + width * sign) for sign in signs) >= self.epsilon:
+            corners = (layer.replace_in(node.model, center + width * sign) for sign in signs)
+            if min(self._quality(each, layer, samples) for each in corners) >= self.epsilon:
                 return BoxSpace(center, float(width))
         raise SpaceError("epsilon", f"at most what the model reaches, {self.epsilon}", "no box")
 
-    def _quality(self, data, flat):
-        weight, bias = np.split(flat, [data.weight.numel()])
-        scores = data.inputs.numpy() @ weight.reshape(data.weight.shape).T + bias
-        return float((scores.argmax(axis=1) == data.labels.numpy()).mean())
+    def check_fit(self, space):
+        if not isinstance(space, BoxSpace):
+            raise SpaceError("kind", self.kind, space.kind)
+        self._check_shape((self.output_layer.dimension,), (space.dimension,))
 
-
-# --- and the config -----------------------------------------------------------------------------
-
-CONFIG = f"""
-_target_: {__name__}.Box
-epsilon: 0.3 # what is good enough: an accuracy
-corners: 20 # how many corners of the box have to be good enough
-"""
+    def _quality(self, arrays, layer, samples):
+        data = LayerData(*linear_layer(arrays, layer), samples.inputs, samples.labels)
+        return Quality(self.epsilon if self.epsilon <= 1 else 1.0).score(*data.scores())
 
 
 def run(**options):
@@ -129,7 +124,7 @@ def run(**options):
 
 def test_a_space_of_one_s_own_goes_through_gems_from_end_to_end(tmp_path):
     result = run(space=Box(epsilon=0.3), verify=True, checkpoint_dir=tmp_path)
-    assert result.details["space"] == "box"
+    assert result.details["space"] == "example-box"
     assert result.details["status"] == "feasible"
     assert set(result.details["node_scores"]) == {"0", "1", "2"}
     # The point that was found is in every box that was received.
@@ -155,81 +150,21 @@ def test_boxes_that_do_not_meet_are_proved_not_to():
     assert all(box.contains(found.point) for box in near)
 
 
-def test_a_box_and_a_ball_meet_where_both_hold():
-    """The ball's nearest point to the box is (2, 2, 0, 0): inside by 0.01 of its radius."""
-    box = BoxSpace(np.zeros(4, dtype=np.float32), 2.0)
-    center = np.array([3, 3, 0, 0], dtype=np.float32)
-    for radius, status in ((1.43, "feasible"), (1.40, "empty")):
-        ball = BallSpace(center, Radius(radius, "certified", 0.5))
-        found = intersect([box, ball])
-        assert found.status == status
-        assert (box.contains(found.point) and ball.contains(found.point)) == (status == "feasible")
-
-
-def test_a_demand_that_no_box_meets_is_a_named_failure():
-    with pytest.raises(RoundFailedError, match="epsilon: expected at most what the model reaches"):
-        run(space=Box(epsilon=1.01))
-
-
 def test_its_options_are_checked_and_travel_as_those_of_any_space():
-    request = Box(epsilon=0.7, corners=5)
-    assert request.to_json() == '{"kind": "box", "epsilon": 0.7, "corners": 5}'
-    assert SpaceRequest.from_json(request.to_json()) == request
-    assert Gems(space="box").request() == Box()
-    for options in ({"robust": True}, {"on_empty": "relax"}, {"epsilon": "auto"}):
-        with pytest.raises(ValueError, match="needs"):
-            Gems(space="box", **options)
+    question = Box(epsilon=0.7, corners=5)
+    assert question.to_json() == '{"epsilon": 0.7, "corners": 5}'
+    assert Box.from_records(question.to_json(), {}) == question
+    assert Gems(space="example-box").space == Box()
+    with pytest.raises(OptionError, match="robust needs spaces that can be held"):
+        Gems(space="example-box", robust=True)
 
 
-def test_its_config_is_a_file_in_the_group_of_spaces(tmp_path):
-    (tmp_path / "strategy" / "space").mkdir(parents=True)
-    (tmp_path / "strategy" / "space" / "box.yaml").write_text(CONFIG)
-    chosen = [f"hydra.searchpath=[file://{tmp_path}]", "strategy=gems", "strategy/space=box"]
-    config = compose_config([*chosen, "strategy.space.corners=5", "train.epochs=2", "nodes=2"])
-    assert variant_of(config) == "space=box epsilon=0.3 corners=5 train.epochs=2"
-    run_experiment(config, tmp_path / "run", Console(quiet=True))
-    boxes = [load_space(path) for path in sorted((tmp_path / "run").glob("spaces/*"))]
-    assert [type(box) for box in boxes] == [BoxSpace, BoxSpace]
-    with pytest.raises(ConfigError, match=r"there is no strategy\.space\.colour"):
-        compose_config([*chosen, "+strategy.space.colour=red"])
-
-
-def test_a_kind_has_one_set_and_one_request():
+def test_a_kind_has_one_set_and_one_question():
     @dataclasses.dataclass(frozen=True, eq=False)
     class OtherBox(BoxSpace):
         pass
 
-    with pytest.raises(ValueError, match=r"kind 'box' is that of .*BoxSpace"):
+    with pytest.raises(ValueError, match=r"kind 'example-box' is that of .*BoxSpace"):
         register_space(OtherBox)
-    with pytest.raises(ValueError, match=r"kind 'box' is that of .*Box"):
-        type("OtherBox", (SpaceRequest,), {"kind": "box"})
-
-
-def test_a_node_in_another_process_knows_the_kind_by_its_run_s_config(tmp_path):
-    (tmp_path / "remote_box.py").write_text(
-        "import dataclasses\n"
-        "from typing import ClassVar\n"
-        "from gems_flwr.wire.space_requests import SpaceRequest\n"
-        "@dataclasses.dataclass(frozen=True)\n"
-        "class RemoteBox(SpaceRequest):\n"
-        "    kind: ClassVar[str] = 'remote box'\n"
-        "    def build(self, node): ...\n"
-    )
-    config = compose_config(["strategy=gems"])
-    space = {"_target_": "remote_box.RemoteBox"}
-    text = dataclasses.replace(config, strategy=config.strategy | {"space": space}).to_json()
-    code = (
-        "import sys; from simulations.experiment.experiment import experiment_of\n"
-        "from gems_flwr.wire.space_requests import SpaceRequest\n"
-        "experiment_of(sys.argv[1])\n"
-        'print(SpaceRequest.from_json(\'{"kind": "remote box"}\'))\n'
-    )
-    paths = {"PYTHONPATH": f"{tmp_path}:{os.pathsep.join(sys.path)}"}
-    said = subprocess.run(
-        [sys.executable, "-c", code, text],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, **paths},
-    ).stdout
-    assert said == "RemoteBox(dp_seeded=False)\n"
+    with pytest.raises(ValueError, match=r"kind 'example-box' is that of .*Box"):
+        type("OtherBox", (SpaceQuestion,), {"kind": "example-box"})

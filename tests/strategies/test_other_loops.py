@@ -1,7 +1,5 @@
 """Flower's wrappers play rounds of their own with the strategy inside: FedAvg's, and no other's."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -15,13 +13,11 @@ from flwr.serverapp.strategy import (
     DifferentialPrivacyServerSideFixedClipping,
 )
 from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
-from flwr.supercore.privacy_accounting import NeighboringRelation, PrivacyConfig, SamplingMethod
 
 import gems_flwr
 from conftest import record_equal
-from gems_flwr.errors import GemsError, OptionError
-from gems_flwr.runtime.inprocess_grid import InProcessGrid
-from gems_flwr.runtime.metered_grid import MeteredGrid
+from gems_flwr import GemsError, InProcessGrid, MeteredGrid, Tune
+from gems_flwr.errors import OptionError
 
 NODES = 4
 # What the constructors of some strategies must be given.
@@ -29,8 +25,7 @@ NEEDED = {
     "FlowerStrategy": {"inner": FlowersFedAvg()},
     "Pooled": {"fit": lambda *arguments: arguments[0], "input_shape": (2,)},
     "PublicOnly": {
-        "public_data": (np.zeros((4, 3), np.float32), np.zeros(4, np.int64)),
-        "build_model": lambda: torch.nn.Linear(3, 2),
+        "tune": Tune(np.zeros((4, 3)), np.zeros(4), model=lambda: torch.nn.Linear(3, 2)),
     },
     "Serial": {"learn": lambda number, model, memory: (model, memory, {})},
 }
@@ -105,21 +100,7 @@ def test_inside_flowers_wrappers_fedavg_is_flowers_to_the_last_bit(wrap, noise):
     assert set(ours.evaluate_metrics_clientapp) == {1, 2, 3}
 
 
-def test_flowers_accounting_wants_flowers_own_fedavg_and_says_so():
-    config = PrivacyConfig(
-        target_delta=1e-5,
-        population_size=NODES,
-        neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
-        sampling_method=SamplingMethod.NO_AMPLIFICATION,
-    )
-    accountant = SimpleNamespace(config=config)
-    with pytest.raises(ValueError, match=r"requires a strategy using FedAvg\.aggregate_train"):
-        DifferentialPrivacyServerSideFixedClipping(
-            gems_flwr.FedAvg(), 1.0, 0.5, NODES, accountant=accountant
-        )
-
-
-@pytest.mark.parametrize("wrap", WRAPPERS)
+@pytest.mark.parametrize("wrap", [server_fixed, client_adaptive])
 @pytest.mark.parametrize("name", sorted(set(gems_flwr._STRATEGIES) - {"FedAvg"}))
 def test_every_other_strategy_refuses_before_any_message_with_what_to_do(name, wrap):
     strategy = getattr(gems_flwr, name)(**NEEDED.get(name, {}))

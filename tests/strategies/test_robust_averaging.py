@@ -9,12 +9,14 @@ from flwr.serverapp import strategy as flower
 from helpers_learners import initial, walk, walking_app
 
 from conftest import initial_arrays, record_equal, small_model, toy_app, train_reply
-from gems_flwr.runtime.inprocess_grid import InProcessGrid
-from gems_flwr.strategies.dynamic_averaging import DynamicAveraging
-from gems_flwr.strategies.fedavg import FedAvg
-from gems_flwr.strategies.one_shot_average import OneShotAverage
-from gems_flwr.strategies.periodic_averaging import PeriodicAveraging
-from gems_flwr.wire.records import to_record
+from gems_flwr import (
+    DynamicAveraging,
+    FedAvg,
+    InProcessGrid,
+    PeriodicAveraging,
+    RobustRule,
+)
+from gems_flwr.core.records import to_record
 
 RULES = ["median", "trimmed_mean", "geometric_median", "krum", "multi_krum", "bulyan"]
 
@@ -22,8 +24,6 @@ RULES = ["median", "trimmed_mean", "geometric_median", "krum", "multi_krum", "bu
 PAIRS = [
     ("median", {}, flower.FedMedian, {}),
     ("trimmed_mean", {"trim": 0.2}, flower.FedTrimmedAvg, {"beta": 0.2}),
-    ("trimmed_mean", {"trim": 0.3}, flower.FedTrimmedAvg, {"beta": 0.3}),
-    ("krum", {"liars": 1}, flower.Krum, {"num_malicious_nodes": 1}),
     ("krum", {"liars": 3}, flower.Krum, {"num_malicious_nodes": 3}),
     (
         "multi_krum",
@@ -31,7 +31,6 @@ PAIRS = [
         flower.MultiKrum,
         {"num_malicious_nodes": 2, "num_nodes_to_select": "n - 2"},
     ),
-    ("bulyan", {"liars": 0}, flower.Bulyan, {"num_malicious_nodes": 0}),
     ("bulyan", {"liars": 2}, flower.Bulyan, {"num_malicious_nodes": 2}),
 ]
 
@@ -64,27 +63,17 @@ def replies(count, seed, lie):
     )
 
 
-@pytest.mark.parametrize("lie", [0.0, 1e4], ids=["honest", "two lie"])
-@pytest.mark.parametrize("count", [11, 12])
 @pytest.mark.parametrize(("rule", "ours", "theirs", "options"), PAIRS)
-def test_a_rule_gives_what_flowers_strategy_of_that_name_gives(
-    rule, ours, theirs, options, count, lie
-):
+def test_a_rule_gives_what_flowers_strategy_of_that_name_gives(rule, ours, theirs, options):
+    count, lie = 11, 1e4
     options = {k: count - 2 if v == "n - 2" else v for k, v in options.items()}
     # Flower's Bulyan takes seconds.
     for seed in range(1 if rule == "bulyan" else 2):
-        found, _ = FedAvg(robust=rule, **ours).aggregate_train(1, replies(count, seed, lie))
+        found, _ = FedAvg(robust=RobustRule(rule, **ours)).aggregate_train(
+            1, replies(count, seed, lie)
+        )
         expected, _ = theirs(**options).aggregate_train(1, replies(count, seed, lie))
         assert record_equal(found, expected)
-
-
-def test_weights_whose_squares_overflow_are_left_out_like_any_other_lie():
-    """1e25 squared is infinite in single precision, in which Flower measures distances."""
-    near, far = (
-        FedAvg(robust="multi_krum", liars=2).aggregate_train(1, replies(9, 0, lie))[0]
-        for lie in (1e4, 1e25)
-    )
-    assert record_equal(near, far)
 
 
 # --- FedAvg ---------------------------------------------------------------------------------
@@ -97,9 +86,9 @@ def far_off(message, context):
     return train_reply(message, context, arrays=arrays, metrics={"num-examples": 10**6})
 
 
-def start(strategy, liars=(), nodes=7, rounds=3):
+def start(strategy, liars=(), nodes=7, rounds=3, **options):
     grid = InProcessGrid(toy_app(dict.fromkeys(liars, far_off)), nodes)
-    return strategy.start(grid, initial_arrays(), num_rounds=rounds)
+    return strategy.start(grid, initial_arrays(), num_rounds=rounds, **options)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -113,45 +102,34 @@ def test_a_liar_owns_the_mean_and_no_rule(rule):
     assert steps == 7
     assert steps.dtype == np.int64
     assert result.details["robust"]["averagings"] == 3
-    assert "which classes are behind them" in result.details["unchecked"]
     json.dumps(result.details)
 
 
 @pytest.mark.parametrize("rule", ["krum", "multi_krum", "bulyan"])
 def test_a_rule_that_chooses_says_whom_it_left_out(rule):
-    result = start(FedAvg(robust=rule, liars=1), [2])
+    result = start(FedAvg(robust=RobustRule(rule, 1)), [2])
     left_out = result.details["left_out"]
     assert left_out["2"] == f"{rule} chose other models in 3 of 3 averagings"
     assert result.details["robust"]["times_left_out"]["2"] == 3
     assert len(left_out) >= {"krum": 6, "multi_krum": 1, "bulyan": 2}[rule]
 
 
-def test_plain_averaging_says_nothing_of_liars():
-    assert start(FedAvg()).details == {}
-
-
-def test_one_round_of_averaging_bears_liars_as_well():
-    result = start(OneShotAverage(robust="median"), [2], rounds=1)
-    assert result.arrays["bias"].numpy().max() <= 7
-    assert result.details["robust"]["averagings"] == 1
-
-
 def test_a_resumed_run_keeps_account_of_whom_it_left_out(tmp_path):
     def run(rounds):
-        strategy = FedAvg(robust="multi_krum", liars=1, checkpoint_dir=tmp_path, resume=True)
-        return start(strategy, [2], rounds=rounds)
+        strategy = FedAvg(robust=RobustRule("multi_krum", 1), checkpoint_dir=tmp_path)
+        return start(strategy, [2], rounds=rounds, resume=True)
 
     run(2)
-    assert run(3).details == start(FedAvg(robust="multi_krum", liars=1), [2]).details
+    assert run(3).details == start(FedAvg(robust=RobustRule("multi_krum", 1)), [2]).details
 
 
 def test_too_few_models_for_the_rule_are_told(caplog):
-    result = start(FedAvg(robust="bulyan", liars=1), nodes=6)
+    result = start(FedAvg(robust=RobustRule("bulyan", 1)), nodes=6)
     assert result.details["robust"]["by_median"] == 3
     assert caplog.text.count("too few models for bulyan, the median stands in") == 1
     result = start(FedAvg(robust="median"), nodes=2)
     assert result.details["robust"]["too_few"] == 3
-    assert caplog.text.count("nobody can be outvoted") == 1
+    assert caplog.text.count("none can be outvoted") == 1
 
 
 # --- models that live on the nodes ----------------------------------------------------------
@@ -175,41 +153,23 @@ def most_walked(nodes=7, rounds=12):
 
 
 LEARNERS = [
-    (PeriodicAveraging, {"b": 3}),
-    (DynamicAveraging, {"delta": 0.05}),
-    (DynamicAveraging, {"delta": 0.05, "condition": "total", "augmentation": "all"}),
-    (DynamicAveraging, {"delta": 0.05, "augmentation": "random", "liars": 2}),
+    (PeriodicAveraging, {"b": 3}, "median", None),
+    (
+        DynamicAveraging,
+        {"delta": 0.05, "condition": "total", "augmentation": "all"},
+        "median",
+        None,
+    ),
+    (DynamicAveraging, {"delta": 0.05, "augmentation": "random"}, "multi_krum", 2),
 ]
 
 
-@pytest.mark.parametrize("rule", ["median", "geometric_median", "krum", "multi_krum"])
-@pytest.mark.parametrize(("strategy", "options"), LEARNERS)
-def test_liars_own_local_learners_unless_the_mean_is_robust(strategy, options, rule):
-    plain = {key: value for key, value in options.items() if key != "liars"}
-    assert np.abs(play(strategy(**plain)).arrays["w"].numpy()).max() > 10
-    result = play(strategy(robust=rule, **options))
+@pytest.mark.parametrize(("strategy", "options", "rule", "assumed"), LEARNERS)
+def test_liars_own_local_learners_unless_the_mean_is_robust(strategy, options, rule, assumed):
+    assert np.abs(play(strategy(**options)).arrays["w"].numpy()).max() > 10
+    result = play(strategy(robust=RobustRule(rule, assumed), **options))
     assert np.abs(result.arrays["w"].numpy()).max() <= most_walked()
     assert result.arrays["steps"].numpy() == 0
     if "krum" in rule:
         assert {"1", "4"} <= set(result.details["left_out"])
     json.dumps(result.details)
-
-
-def test_honest_learners_synchronise_fewer_models_if_it_is_known_how_many_may_lie():
-    """A violation needs 2f + 1 = 3 models if one may lie, and all nine if nobody knows."""
-    app = walking_app({(0, 2): lambda model: {**model, "w": np.full(3, 3.0)}})
-
-    def moved(**options):
-        strategy = DynamicAveraging(delta=9, robust="median", final_sync=False, **options)
-        result = strategy.start(InProcessGrid(app, 9), initial(), num_rounds=2)
-        return result.details["synchronisations"]
-
-    assert moved(liars=1) == ((2, 4),)  # doubling: one, then two more
-    assert moved() == ((2, 9),)
-
-
-def test_a_threshold_that_follows_what_nodes_say_is_refused():
-    for option in ({"follow_loss": 0.5}, {"target_rate": 1.0}):
-        with pytest.raises(ValueError, match="robust goes with neither"):
-            DynamicAveraging(robust="median", **option)
-        DynamicAveraging(**option)

@@ -1,1 +1,1 @@
-"""The papers' tables and figures, run again and set beside the published numbers."""
+"""The papers' experiments, a module for each paper with its `STUDIES`."""

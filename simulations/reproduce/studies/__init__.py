@@ -1,1 +1,1 @@
-"""Questions that take more than one run to answer, each with a table and a figure."""
+"""Studies of our own, a module for each with its `STUDY`."""

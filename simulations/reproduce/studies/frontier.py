@@ -1,280 +1,337 @@
 """What does a byte buy? Accuracy against bytes of a node, all methods on one split.
 
-``python -m simulations.reproduce frontier`` runs them on MNIST by label over five nodes, FedAvg's
-family for 200 rounds with rates tuned on validation data (`frontier_tuning`), and draws one
-picture. At equal accuracy it says by what factor of bytes ours are ahead of the best of that family
-and of models merged once. What is finished is not run again; another data set, split or number
-of rounds comes as an option: ``frontier --dataset fashion_mnist partition=dirichlet rounds=100``.
+MNIST by label over five nodes, FedAvg's family for 200 rounds. Its options are chosen before
+anything is compared, with equal care and without a look at the test data: first the nodes' options
+with plain FedAvg (learning rate, batch size and local epochs, all combinations; on a lift the rate
+alone), then each method's own options together with the rate, around what FedAvg chose. Every
+candidate plays a tenth of the rounds and is judged by the accuracy on the nodes' validation parts,
+with a seed that no result is made with.
+
+At equal accuracy a method's *factor* is the bytes of the cheapest of FedAvg's family and of the
+models merged once, divided by its own; none where no rival is ever as accurate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 from hydra.errors import HydraException
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from numpy.typing import ArrayLike
 from rich.console import Console
 
-from simulations.config import ConfigError, compose_config
-from simulations.report.byte_curves import ByteCurve, Lead, curve_of, lead
-from simulations.report.figures import save
-from simulations.report.frontier_plot import draw_frontier, family_styles, format_share
-from simulations.report.pages import caption, document, figure
-from simulations.report.runs import Run, read_runs
-from simulations.report.summary import format_bytes
-from simulations.report.tables import TextTable, html_table, print_table, write_csv
-from simulations.reproduce.studies.frontier_methods import (
-    CEILINGS,
-    FAMILIES,
-    FLOWER,
-    LAYERS,
-    METHODS,
-    RIVALS,
-    FrontierMethod,
+from simulations.report import read_runs
+from simulations.report.plotting import (
+    COLOURS,
+    DARK,
+    SOFT,
+    Mark,
+    Style,
+    draw_marks,
+    label_decades,
+    legend_below,
+    new_figure,
+    write_heading,
 )
-from simulations.reproduce.studies.frontier_tuning import SEED, Trial, Tuning
-from simulations.run import run as run_one
+from simulations.report.runs import Run
+from simulations.report.summary import tick_bytes
+from simulations.reproduce.findings import Finding, Findings
+from simulations.reproduce.study import OURS, Study
 
 SETTING = ("dataset=mnist", "partition=labels", "nodes=5")
-ROUNDS = 200
-# What a candidate of the tuning plays: a share of all rounds, and at least so many.
-_TUNING_SHARE = 0.1
-_LEAST_TUNING = 5
-PICTURE = "frontier.png"
+ROUNDS, TUNING_SEED = 200, 100
+FLOWER, PEERS, HEADS = "FedAvg and its family", "models merged once", "heads from moments"
+CONES, REFINED, LIFTED = "cones", "refined cones", "cones on a seeded lift"
+LAYERS, POOLED = "layer by layer", "all raw data"
+# What ours are compared with by factors: many rounds, tuned.
+RIVALS = (FLOWER, PEERS)
+FAMILIES = (CONES, REFINED, LIFTED, LAYERS, HEADS, PEERS, FLOWER)
+FACTOR = "factor of bytes at equal accuracy"
+
+_SCAFFOLD = (
+    "strategy=multi_model",
+    "strategy.sampling=scaffold",
+    "multi_model.tasks=[{dataset: null, model: null, share: 1.0}]",
+    "multi_model.capacities=[1.0]",
+    "strategy.budget=${nodes}",
+)
+_GEMS, _RANK_20 = ("strategy=gems",), ("strategy=gems", "strategy.space.rank=20")
+_FILTERS, _FOURIER = ("model=random_filters",), ("model=random_fourier",)
+_REFINED = ("strategy.refine=5",)
+Words = tuple[str, ...]
+METHODS: dict[tuple[str, str], Words] = {
+    (FLOWER, "FedAvg"): ("strategy=fedavg",),
+    (FLOWER, "FedAvgM"): ("strategy=fedavgm",),
+    (FLOWER, "FedAdam"): ("strategy=fedadam",),
+    (FLOWER, "FedProx"): ("strategy=fedprox",),
+    (FLOWER, "SCAFFOLD"): _SCAFFOLD,
+    (FLOWER, "FedAvg, filters"): ("strategy=fedavg", *_FILTERS),
+    (PEERS, "average"): ("strategy=one_shot_average",),
+    (PEERS, "Fisher"): ("strategy=merge", "strategy.method=fisher"),
+    (PEERS, "RegMean"): ("strategy=merge", "strategy.method=regmean"),
+    (HEADS, "ridge"): (*_RANK_20, "strategy.head.name=ridge"),
+    (HEADS, "LDA"): (*_RANK_20, "strategy.head.name=lda"),
+    (HEADS, "nearest mean"): (*_RANK_20, "strategy.head.name=nearest_mean"),
+    (CONES, "rank 20"): _RANK_20,
+    (CONES, "rank by samples"): _GEMS,
+    (CONES, "full moments"): (*_GEMS, "strategy.space.rank=full"),
+    (CONES, "rank 20, 8 clusters"): (*_RANK_20, "strategy.space.clusters=8"),
+    (REFINED, "rank 20, 5 rounds more"): (*_RANK_20, *_REFINED),
+    (LIFTED, "filters"): (*_RANK_20, *_FILTERS),
+    (LIFTED, "filters, refined"): (*_RANK_20, *_FILTERS, *_REFINED),
+    (LIFTED, "Fourier"): (*_RANK_20, *_FOURIER),
+    (LIFTED, "Fourier, refined"): (*_RANK_20, *_FOURIER, *_REFINED),
+    (LAYERS, "two layers"): ("strategy=gems_layerwise", "model=mlp"),
+    # Level lines: solved to the end.
+    (POOLED, "pooled optimum"): ("strategy=global",),
+    (POOLED, "pooled optimum, filters"): ("strategy=global", *_FILTERS),
+}
+
+# --- rates for FedAvg's family ------------------------------------------------------------------
+
+RATES = (0.03, 0.1, 0.3, 1.0, 3.0)
+# Batch size and epochs of a node in a round: from few long steps to many short ones.
+LOCAL = ((4096, 1), (512, 1), (64, 1), (64, 5))
+GRIDS: Mapping[str, Mapping[str, Sequence[float]]] = {
+    "FedAvgM": {
+        "strategy.inner.server_momentum": (0.5, 0.9),
+        "strategy.inner.server_learning_rate": (0.3, 1.0),
+    },
+    "FedAdam": {"strategy.inner.eta": (0.01, 0.03, 0.1, 0.3)},
+    "FedProx": {"strategy.inner.proximal_mu": (0.01, 0.1, 1.0)},
+}
 
 
-@dataclass(frozen=True)
-class Frontier:
-    """What the runs gave.
+class Tuning:
+    """Chooses options of FedAvg's family on validation data; a candidate is run once.
 
-    Parameters
-    ----------
-    curves : tuple of ByteCurve
-        One for each method that could be run.
-    ceilings : mapping from str to float
-        Accuracies of the pooled optima.
-    left_out : mapping from str to str
-        Methods that could not be run, and why.
-    setting : str
-        Data set, split, nodes.
+    `common` are overrides of all runs, `rounds` what a candidate plays; `folder` keeps their runs.
     """
 
-    curves: tuple[ByteCurve, ...]
-    ceilings: Mapping[str, float]
-    left_out: Mapping[str, str]
-    setting: str
+    def __init__(self, common: Sequence[str], rounds: int, folder: Path) -> None:
+        own = (f"seed={TUNING_SEED}", f"rounds={rounds}", f"evaluate_every={10**6}")
+        self._common = (*common, *own, "evaluate_on=validation")
+        self._folder, self._scores = folder, dict[Words, float]()
 
-    def leads(self) -> list[Lead]:
-        """Return for each method that is no rival by what factor of bytes it is ahead."""
-        rivals = [curve for curve in self.curves if curve.family in RIVALS]
-        return [lead(curve, rivals) for curve in self.curves if curve.family not in RIVALS]
+    def options_for(self, name: str, words: Words) -> Words:
+        """Return the best options of a method."""
+        # What is trained decides the nodes' rate, so each model has its own.
+        model = tuple(each for each in words if each.startswith("model="))
+        local = self._local(model)
+        if words[0] == "strategy=fedavg":
+            return local
+        grid = GRIDS.get(name, {})
+        rate = RATES.index(float(local[0].partition("=")[2]))
+        candidates = [
+            (f"train.lr={near:g}", *local[1:], *own)
+            for values in itertools.product(*grid.values())
+            for own in [tuple(f"{key}={v:g}" for key, v in zip(grid, values, strict=True))]
+            for near in RATES[max(0, rate - 1) : rate + 2]
+        ]
+        return self._best(words, candidates)
 
+    def _local(self, model: Words) -> Words:
+        """Return rate, batch size and epochs for FedAvg; on a model of its own the rate alone."""
+        ways = [(f"train.batch_size={size}", f"train.epochs={epochs}") for size, epochs in LOCAL]
+        ways = [self._local(())[1:]] if model else ways  # type: ignore[list-item]
+        candidates = [(f"train.lr={rate:g}", *way) for rate in RATES for way in ways]
+        return self._best(("strategy=fedavg", *model), candidates)
 
-def run(overrides: Sequence[str], output: Path, console: Console) -> Path:
-    """Run the study; return the path of its page."""
-    rounds, common = _take_rounds(overrides)
-    common = [*SETTING, *common]
-    tried = max(_LEAST_TUNING, round(_TUNING_SHARE * rounds))
-    tuning = Tuning(common, tried, output / "tuning", console)
-    found = collect(METHODS, CEILINGS, common, rounds, output / "runs", console, tuning)
-    return write_frontier(found, output, console, tuning.trials)
+    def _best(self, words: Words, candidates: Iterable[Words]) -> Words:
+        return max(candidates, key=lambda options: self._score((*words, *options)))
 
+    def _score(self, words: Words) -> float:
+        """Return what a candidate reaches; 0 for one whose models ran away and were refused."""
+        from gems_flwr.errors import RoundFailedError
 
-def collect(
-    methods: Sequence[FrontierMethod],
-    ceilings: Mapping[str, Sequence[str]],
-    common: Sequence[str],
-    rounds: int,
-    folder: Path,
-    console: Console,
-    tuning: Tuning | None = None,
-) -> Frontier:
-    """Run methods, or read what they gave before.
-
-    Parameters
-    ----------
-    methods, ceilings
-        What to run; what has options that do not exist, or that do not fit the data, is left out.
-    common : sequence of str
-        Overrides of all.
-    rounds : int
-        For those of FedAvg's family.
-    folder : Path
-        Where runs are kept.
-    console : Console
-        Where to show progress.
-    tuning : Tuning, optional
-        Where further options come from.
-    """
-    curves, levels, left_out = [], {}, {}
-    setting = ""
-    for method in methods:
-        many = (f"rounds={rounds}",) if method.family == FLOWER else ()
-        words = (*method.overrides, *common, *many)
-        try:
-            compose_config(words)
-            options = tuning.options_for(method) if tuning else ()
-            done = _run((*words, *options), method.name, folder, console)
-        except (ConfigError, HydraException) as error:
-            left_out[method.name] = str(error).splitlines()[0]
-            continue
-        setting = f"{done.setting.dataset} · {done.setting.partition} · {done.setting.nodes} nodes"
-        curve = curve_of(done, method.name, method.family)
-        if curve is not None:
-            # Hidden layers alone are no model yet.
-            curves.append(curve.at_its_end() if method.family == LAYERS else curve)
-    for name, chosen in ceilings.items():
-        try:
-            done = _run((*chosen, *common), name, folder, console)
-        except (ConfigError, HydraException) as error:
-            left_out[name] = str(error).splitlines()[0]
-            continue
-        if done.accuracy is not None:
-            levels[name] = done.accuracy
-    return Frontier(tuple(curves), levels, left_out, setting)
+        if words not in self._scores:
+            try:
+                score = run_one((*words, *self._common), self._folder).accuracy
+                self._scores[words] = score or 0.0
+            except RoundFailedError:
+                self._scores[words] = 0.0
+        return self._scores[words]
 
 
-def write_frontier(
-    found: Frontier, output: Path, console: Console, trials: Sequence[Trial] = ()
-) -> Path:
-    """Print the tables; write picture, CSV files and page; return the page's path."""
-    picture = write_picture(found, output)
-    write_csv(
-        output / "frontier.csv",
-        [
-            {"method": curve.name, "family": curve.family, **point._asdict()}
-            for curve in found.curves
-            for point in curve.points
-        ],
-    )
-    tables = {"Accuracy for bytes": _points_table(found), "At equal accuracy": _leads_table(found)}
-    if trials:
-        tables["Chosen on validation data"] = _trials_table(trials)
-        write_csv(
-            output / "tuning.csv",
-            [
-                {"method": t.method, "options": " ".join(t.options), "validation": t.accuracy}
-                for t in trials
-            ],
-        )
-    for title, table in tables.items():
-        print_table(table, console, title=title)
-    for name, reason in found.left_out.items():
-        console.print(f"Left out: {name} ({reason})", style="yellow", markup=False, soft_wrap=True)
-    page = output / "frontier.html"
-    page.write_text(_page(found, picture, tables), encoding="utf-8")
-    console.print(f"Picture: {picture}", soft_wrap=True, highlight=False, markup=False)
-    console.print(f"Page: {page}", soft_wrap=True, highlight=False, markup=False)
-    return page
+def run_one(words: Iterable[str], folder: Path, console: Console | None = None) -> Run:
+    """Run a config in a folder named after it, or read what it gave before."""
+    from simulations.config import compose_config
+    from simulations.run import run
 
-
-def write_picture(found: Frontier, output: Path) -> Path:
-    """Draw the picture; return its path."""
-    output.mkdir(parents=True, exist_ok=True)
-    families = [name for name in FAMILIES if any(c.family == name for c in found.curves)]
-    styles = family_styles(families, RIVALS)
-    path = output / PICTURE
-    save(draw_frontier(found.curves, found.ceilings, styles, subtitle=_subtitle(found)), path)
-    return path
-
-
-def _take_rounds(overrides: Sequence[str]) -> tuple[int, list[str]]:
-    """Return the rounds of FedAvg's family, and the other options: one round stays one."""
-    rounds, others = ROUNDS, []
-    for word in overrides:
-        key, _, value = word.partition("=")
-        if key != "rounds":
-            others.append(word)
-        elif not value.isdecimal() or int(value) < 1:
-            raise ConfigError(f"rounds must be a whole number of at least 1, got {value!r}")
-        else:
-            rounds = int(value)
-    return rounds, others
-
-
-def _run(words: Sequence[str], name: str, folder: Path, console: Console) -> Run:
-    config = compose_config([*words, f"label='{name}'"])
+    config = compose_config([*words, "progress=false"] if console is None else [*words])
     place = folder / config.run_name()
-    run_one(config, place, console)
+    run(config, place, console or Console(quiet=True))
     [done] = read_runs([place]).runs
     return done
 
 
-def _subtitle(found: Frontier) -> str:
-    return (
-        f"{found.setting}; one mark per round, on long curves rounds 1, 2, 5, 10, 20 …; "
-        "numbers: last model"
-    )
+def measure(
+    overrides: Sequence[str], seed: int, folder: Path, console: Console
+) -> Iterator[Finding]:
+    """Yield accuracy and bytes of all methods, those of FedAvg's family tuned."""
+    from simulations.config import ConfigError
+
+    rounds = next((int(w[7:]) for w in reversed(overrides) if w.startswith("rounds=")), ROUNDS)
+    common = (*SETTING, *(word for word in overrides if not word.startswith("rounds=")))
+    tuning = Tuning(common, max(5, rounds // 10), folder / "tuning")
+    for (family, name), words in METHODS.items():
+        many = (f"rounds={rounds}",) if family == FLOWER else ()
+        try:
+            options = tuning.options_for(name, words) if family == FLOWER else ()
+            chosen = (*words, *common, *options, *many, f"seed={seed}")
+            done = run_one(chosen, folder / "runs", console)
+        except (ConfigError, HydraException) as error:
+            # Filters on feature vectors, say.
+            console.print(f"Left out: {name} ({str(error).splitlines()[0]})", style="yellow")
+            continue
+        yield from curve_of(done, family, name)
 
 
-def _points_table(found: Frontier) -> TextTable:
-    rows = [
-        (
-            curve.family,
-            curve.name,
-            str(curve.last.round),
-            format_bytes(curve.last.bytes_up),
-            format_share(curve.last.accuracy),
+# --- curves -------------------------------------------------------------------------------------
+
+
+class Point(NamedTuple):
+    """A scored model: the round, what a node has sent up so far, how often the model is right."""
+
+    round: int
+    kilobytes: float
+    accuracy: float
+
+
+class Curve(NamedTuple):
+    """What one method reaches with how many KB, in order of rounds."""
+
+    name: str
+    family: str
+    points: tuple[Point, ...]
+
+    def kilobytes_until(self, accuracy: float) -> float | None:
+        """Return what a node has sent when the model is first as good; None if it never is."""
+        return next((p.kilobytes for p in self.points if p.accuracy >= accuracy), None)
+
+
+def curve_of(run: Run, family: str, name: str) -> Iterator[Finding]:
+    """Yield the final accuracy of a run, and that of rounds 1, 2, 5, 10, 20 … on the way."""
+    points, sent = [], 0
+    for each in run.history:
+        sent += each.bytes_up
+        if each.number and each.accuracy is not None:
+            points.append(Point(each.number, sent / run.setting.nodes / 1e3, each.accuracy))
+    last = run.bytes_up / run.setting.nodes / 1e3
+    yield Finding(family, name, "accuracy", [run.accuracy], [last])
+    # Hidden layers alone are no model yet; raw data are a level.
+    few = len(points) <= 10
+    wanted = {base * 10**power for base in (1, 2, 5) for power in range(6)}
+    for point in points if family not in (LAYERS, POOLED) else ():
+        if few or point.round in wanted:
+            quantity = f"accuracy after round {point.round}"
+            yield Finding(family, name, quantity, [point.accuracy], [point.kilobytes])
+
+
+def curves_of(found: Findings) -> list[Curve]:
+    """Return the curves of all methods but the levels, for the first seed."""
+    points: dict[tuple[str, str], list[Point]] = {}
+    for each in found.findings:
+        if each.quantity.startswith("accuracy") and each.setting != POOLED and each.values:
+            number = int(each.quantity.rpartition(" ")[2]) if "round" in each.quantity else 10**9
+            point = Point(number, each.kilobytes[0], each.values[0])
+            points.setdefault((each.setting, each.method), []).append(point)
+    return [Curve(n, family, tuple(sorted(own))) for (family, n), own in points.items()]
+
+
+def add_factors(found: Findings) -> None:
+    """Add for each method that is no rival by what factor of bytes it is ahead."""
+    curves = curves_of(found)
+    rivals = [curve for curve in curves if curve.family in RIVALS]
+    for curve in curves:
+        if curve.family not in RIVALS:
+            last = curve.points[-1]
+            needs = [rival.kilobytes_until(last.accuracy) for rival in rivals]
+            known = [each for each in needs if each is not None]
+            factor = min(known) / last.kilobytes if known else None
+            found.findings.append(Finding(curve.family, curve.name, FACTOR, [factor]))
+
+
+# --- the picture --------------------------------------------------------------------------------
+
+_TICKS = (0.0, 0.3, 0.5, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999)
+
+
+def _height(accuracy: ArrayLike) -> np.ndarray:
+    """Errors are logarithmic: from .90 to .99 is as far as from .00 to .90."""
+    return np.asarray(-np.log10(np.maximum(1 - np.asarray(accuracy, dtype=float), 1e-4)))
+
+
+def _accuracy(height: ArrayLike) -> np.ndarray:
+    return np.asarray(1 - 10.0 ** -np.asarray(height, dtype=float))
+
+
+def draw(found: Findings) -> Figure:
+    """Draw all methods: accuracy against the bytes that a node has sent, below what is pooled."""
+    curves = curves_of(found)
+    levels = {each.method: each.mean for each in found.of("accuracy") if each.setting == POOLED}
+    families = [family for family in FAMILIES if any(c.family == family for c in curves)]
+    looks = {f: Style(COLOURS[i % 7], "oD^Psv"[i % 6]) for i, f in enumerate(families)}
+    looks |= {FLOWER: Style(SOFT, "s"), PEERS: Style(DARK, "X")}
+    figure = new_figure(6.2, 9.2)
+    axes = figure.add_subplot()
+    axes.set_yscale("function", functions=(_height, _accuracy))
+    lines: list[tuple[str, Style, list[Mark]]] = []
+    for curve in sorted(curves, key=lambda each: -each.points[-1].accuracy):
+        marks = [Mark(point.kilobytes * 1e3, point.accuracy) for point in curve.points]
+        marks[-1] = marks[-1]._replace(name=f"{curve.name} {share(marks[-1].y)}")
+        known = any(label == curve.family for label, *_ in lines)
+        lines.append(("_" if known else curve.family, looks[curve.family], marks))
+    write_names = draw_marks(axes, lines, tick_bytes)
+    for index, level in enumerate(levels.values()):
+        axes.axhline(level, color=DARK, lw=1.3, ls=((0, (6, 3)), (0, (2, 2)))[index % 2])
+    xs = [mark.x for *_, marks in lines for mark in marks]
+    axes.set_xlim(min(xs) / 1.9, max(xs) * 1.9)
+    label_decades(axes.xaxis, tick_bytes, subs=(1, 3))
+    # Where curves end is of interest; where long ones begin only as far as the rest goes.
+    ends = [curve.points[-1].accuracy for curve in curves] + list(levels.values())
+    low, high = float(_height(min(ends))), float(_height(max(ends)))
+    margin = 0.06 * (high - low) + 0.01
+    axes.set_ylim(float(_accuracy(low - margin)), float(_accuracy(high + margin)))
+    axes.yaxis.set_major_locator(FixedLocator(_TICKS))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:.3g}".lstrip("0") or "0"))
+    write_heading(axes, "Accuracy against bytes", "a mark per round, on long curves 1, 2, 5, 10 …")
+    axes.set_xlabel("bytes that a node has sent (1 MB = 10⁶ bytes)")
+    axes.set_ylabel("test accuracy")
+    legend_below(figure, 4, first=families, fontsize=9.5)
+    texts = [
+        axes.annotate(
+            f"{name} {share(level)}", xy=(1, level), xycoords=axes.get_yaxis_transform(),
+            xytext=(-3, 3), textcoords="offset points", ha="right", fontsize=8.5, color=DARK,
         )
-        for family in FAMILIES
-        for curve in found.curves
-        if curve.family == family
-    ]
-    rows += [
-        ("all raw data", name, "1", "–", format_share(a)) for name, a in found.ceilings.items()
-    ]
-    headings = ("family", "method", "rounds", "up per node", "accuracy")
-    return TextTable.of(headings, rows, names=(0, 1), group_by=0)
+        for name, level in levels.items()
+    ]  # fmt: skip
+    along = np.geomspace(*axes.get_xlim(), 150)
+    write_names(texts, [(float(x), level) for level in levels.values() for x in along])
+    return figure
 
 
-def _leads_table(found: Frontier) -> TextTable:
-    rows = []
-    for each in sorted(found.leads(), key=lambda lead: -lead.curve.last.accuracy):
-        last = each.curve.last
-        needs = "not reached" if each.rival_bytes is None else format_bytes(each.rival_bytes)
-        factor = "–" if each.factor is None else f"{each.factor:.3g}×"
-        rows.append(
-            (
-                f"{each.curve.family}: {each.curve.name}",
-                format_share(last.accuracy),
-                format_bytes(last.bytes_up),
-                needs,
-                each.rival or "–",
-                factor,
-            )
-        )
-    headings = ("method", "accuracy", "up per node", "best rival needs", "which", "factor")
-    return TextTable.of(headings, rows, names=(0, 4))
+def share(value: float) -> str:
+    """Write an accuracy as ``.912``."""
+    return f"{value:.3f}".lstrip("0")
 
 
-def _trials_table(trials: Sequence[Trial]) -> TextTable:
-    best: dict[str, Trial] = {}
-    for trial in trials:
-        if trial.method not in best or trial.accuracy > best[trial.method].accuracy:
-            best[trial.method] = trial
-    rows = [
-        (
-            method,
-            " ".join(trial.options),
-            f"{sum(t.method == method for t in trials)}",
-            format_share(trial.accuracy),
-        )
-        for method, trial in best.items()
-    ]
-    return TextTable.of(("method", "options", "tried", "validation"), rows, names=(0, 1))
-
-
-def _page(found: Frontier, picture: Path, tables: Mapping[str, TextTable]) -> str:
-    parts = [f"<h1>What a byte buys</h1>{caption(found.setting)}"]
-    parts.append(f"<section>{figure(picture, 'Accuracy against bytes', 60)}</section>")
-    for title, table in tables.items():
-        parts.append(f"<section><h2>{title}</h2>{html_table(table)}</section>")
-    parts.append(
-        caption(
-            "Options of FedAvg's family were chosen on the nodes' validation data, with seed "
-            f"{SEED}. A factor is the bytes that the cheapest of FedAvg's family and of the models "
-            "merged once needs to be as accurate, divided by the method's own."
-        )
-    )
-    return document("What a byte buys", "\n".join(parts))
+STUDY = Study(
+    name="frontier",
+    paper=OURS,
+    where="",
+    about="What does a byte buy? All methods on one split, FedAvg's family tuned.",
+    measure=measure,
+    derive=add_factors,
+    draw=draw,
+    shown=("accuracy", FACTOR),
+    seeds=1,
+    minutes=30,
+    quick=("rounds=20",),
+)

@@ -1,1 +1,0 @@
-"""What runs on a node: mods for any handler, the node's own limits, the ready ClientApp."""

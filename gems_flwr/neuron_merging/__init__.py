@@ -1,1 +1,0 @@
-"""Server side: the neurons of many nodes merged into one layer."""

@@ -1,0 +1,344 @@
+"""The good-enough balls of a hidden layer's neurons, on a node's own data.
+
+Guha & Smith 2019, Section 3.2: a node's space for hidden layer j is a list of balls, one per
+neuron, over its incoming weights and bias (of a filter, the kernel). A neuron w' is good enough if
+``(1/n) sqrt(sum_i (g(w'x_i) - g(w x_i))^2)`` is at most epsilon_j (Eq. 3). Algorithm 2 searches
+over radii with p new models at every one. The balls here are the same for less work:
+
+- The p directions serve all neurons, so the products of inputs and directions are done once.
+- Along ``w + R u`` a neuron's output before the activation is ``a_i + R s_i``. As g is monotone,
+  the deviation never falls again: a ray that is good enough at R is so at every smaller R. Each
+  neuron takes the R of its most promising ray, looks once at all rays, and then only at those that
+  fail, solving the worst of them, until none fails or ``max_radius`` is reached.
+- Identity above 0, linear below (ReLU, leaky ReLU): the squared deviation is quadratic in R
+  between the radii at which a sample passes 0. Those are sorted, running sums give all
+  coefficients, and the crossing is the root of one quadratic.
+- Other activations: bisection with interpolation, in float64, between a proof along the ray
+  (g is Lipschitz) and a radius that is known to fail.
+
+Decided here: Eq. 3 divides by n *outside* the root, and so do we, so the same epsilon allows more
+per sample the more samples there are. ``relative`` does away with this: the limit is epsilon times
+the neuron's own ``(1/n) ||z||``; a neuron that is silent on all data takes the mean of the others'.
+Every radius is the lower end of a bracket, good enough as evaluated, and rounded down to float32.
+The importance of a neuron is how much it adds to the layer above, in that layer's units; it decides
+which neurons merge first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gems_flwr.errors import ModelError, SpaceError
+from gems_flwr.networks import Activation
+from gems_flwr.spaces import check_array
+from gems_flwr.spaces.ball.layer_data import CHUNK_BYTES, unit_directions
+from gems_flwr.typing import NeuronMeasure
+
+MAX_RADIUS = 4000.0
+TOLERANCE = 1e-7
+# What a proof leaves for single-precision rounding.
+SHRINK = 1 - 1e-5
+# Numbers looked at together, so that they stay in the processor's cache.
+BLOCK = 2**18
+
+
+@dataclass(frozen=True, eq=False)
+class NeuronBalls:
+    """The balls of all L neurons of one layer: how far each may move, and what it adds above.
+
+    Centres (L, d) are incoming weights and the bias, if there is one; radii and importance (ones if
+    left out) have shape (L,) and are at least 0.
+    """
+
+    centers: NDArray[np.float32]
+    radii: NDArray[np.float32]
+    importance: NDArray[np.float32] = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        set_ = object.__setattr__
+        set_(self, "centers", check_array("centers", self.centers, (None, None)))
+        count = len(self.centers)
+        radii = check_array("radii", self.radii, (count,), dtype=np.float64)
+        set_(self, "radii", check_array("radii", _rounded_down(radii), (count,)))
+        given = np.ones(count) if self.importance is None else self.importance
+        set_(self, "importance", check_array("importance", given, (count,)))
+        for name, least in (("radii", radii.min()), ("importance", self.importance.min())):
+            if least < 0:
+                raise SpaceError(name, "at least 0", float(least))
+
+    def __len__(self) -> int:
+        return len(self.centers)
+
+    @property
+    def dimension(self) -> int:
+        """Numbers that make up one neuron."""
+        return int(self.centers.shape[1])
+
+    def to_array(self) -> NDArray[np.float32]:
+        """Return all balls as one array of shape (L, d + 2): centres, radii, importance."""
+        return np.column_stack([self.centers, self.radii, self.importance])
+
+    @classmethod
+    def from_array(cls, array: NDArray[Any]) -> NeuronBalls:
+        """Return the balls that `to_array` wrote, checked again."""
+        if array.ndim != 2 or array.shape[1] < 3:
+            raise SpaceError("neurons", "shape (neurons, weights + 2)", f"shape {array.shape}")
+        return cls(array[:, :-2], array[:, -2], array[:, -1])
+
+
+def _rounded_down(radii: NDArray[np.float64]) -> NDArray[np.float32]:
+    single = radii.astype(np.float32)
+    below = np.nextafter(single, np.float32(0))
+    return np.where(single.astype(np.float64) > radii, below, single)
+
+
+@dataclass(frozen=True, eq=False)
+class NeuronData:
+    """All neurons of a layer, weights (L, D) and bias (L,), and their inputs (n, D).
+
+    The weights' device is used throughout, and their type if that is float64; float32 otherwise.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    inputs: Tensor
+    activation: Activation
+
+    def __post_init__(self) -> None:
+        for name in ("weight", "bias", "inputs"):
+            values = getattr(self, name)
+            if values is not None and not bool(torch.isfinite(values).all()):
+                raise ModelError(f"{name}: expected finite values, got NaN or inf")
+
+    def __len__(self) -> int:
+        return len(self.weight)
+
+    @cached_property
+    def centers(self) -> Tensor:
+        """Weights and biases, shape (L, d)."""
+        wide = self.weight.dtype == torch.float64
+        weight = self.weight.detach().to(torch.float64 if wide else torch.float32)
+        if self.bias is None:
+            return weight
+        return torch.cat([weight, self.bias.detach().to(weight)[:, None]], dim=1)
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """Inputs with a column of ones if there is a bias, shape (n, d)."""
+        x = self.inputs.detach().to(self.centers)
+        return x if self.bias is None else torch.cat([x, torch.ones_like(x[:, :1])], dim=1)
+
+    @cached_property
+    def before(self) -> Tensor:
+        """What each neuron computes before its activation, shape (L, n)."""
+        return self.centers @ self.rows.T
+
+    @cached_property
+    def outputs(self) -> Tensor:
+        """Outputs at the centre, shape (L, n)."""
+        return self.activation.function(self.before)
+
+    def limits(self, epsilon: float, measure: NeuronMeasure = "absolute") -> Tensor:
+        """Return the deviation allowed to each neuron, shape (L,), in float64."""
+        own = self.outputs.double().norm(dim=1) / len(self.inputs)
+        if measure == "absolute":
+            return torch.full_like(own, epsilon)
+        alive = own > 0
+        fallback = own[alive].mean() if bool(alive.any()) else torch.ones_like(own[0])
+        return epsilon * torch.where(alive, own, fallback)
+
+
+def neuron_balls(
+    data: NeuronData,
+    epsilon: float,
+    *,
+    directions: int = 500,
+    measure: NeuronMeasure = "absolute",
+    seed: int = 0,
+    max_radius: float = MAX_RADIUS,
+    outgoing_norms: Tensor | None = None,
+) -> NeuronBalls:
+    """Return the balls of all neurons of a layer, exact along random directions.
+
+    For the options see `gems_flwr.Neurons`. The `outgoing_norms` (L,) are lengths of the weights by
+    which neurons feed the layer above; times a neuron's mean absolute output they are its
+    importance.
+    """
+    chunk = max(1, CHUNK_BYTES // (data.centers.element_size() * len(data.inputs)))
+    limits = data.limits(epsilon, measure)
+    radii = torch.full_like(limits, max_radius)
+    # Seeds of torch are signed.
+    dimension = data.centers.shape[1]
+    for rays in unit_directions(dimension, directions, seed % 2**63, chunk, data.centers):
+        radii = _lower_all(data, rays @ data.rows.T, limits, radii)
+    importance = data.outputs.abs().double().mean(dim=1)
+    if outgoing_norms is not None:
+        importance = importance * outgoing_norms.detach().double().to(importance)
+    return NeuronBalls(
+        data.centers.float().cpu().numpy(), radii.cpu().numpy(), importance.cpu().numpy()
+    )
+
+
+def _lower_all(data: NeuronData, slopes: Tensor, limits: Tensor, radii: Tensor) -> Tensor:
+    """Lower every neuron's radius until none of the rays fails."""
+    everyone = torch.arange(len(data), device=slopes.device)
+    squared = slopes**2
+    rates = data.activation.slope(data.before) ** 2 @ squared.T
+    # The ray along which the output changes fastest at the centre mostly fails first.
+    rates = torch.where(rates.amax(dim=1, keepdim=True) > 0, rates, squared.sum(dim=1))
+    promising = rates.argmax(dim=1)
+    radii = first_crossing(_pairs(data, slopes, everyone, promising), limits, radii)
+    deviations = torch.stack(
+        [_all_deviations(data, slopes, neuron, radii) for neuron in range(len(data))]
+    )
+    failing = deviations > limits[:, None]
+    failing[everyone, promising] = False
+    while bool(failing.any()):
+        neurons = torch.nonzero(failing.any(dim=1))[:, 0]
+        worst = torch.where(failing[neurons], deviations[neurons], -1.0).argmax(dim=1)
+        rays = _pairs(data, slopes, neurons, worst)
+        radii[neurons] = first_crossing(rays, limits[neurons], radii[neurons])
+        failing[neurons, worst] = False
+        pairs, step = torch.nonzero(failing), max(1, CHUNK_BYTES // (16 * slopes.shape[1]))
+        for start in range(0, len(pairs), step):
+            owner, ray = pairs[start : start + step].T
+            moved = _pairs(data, slopes, owner, ray).deviation(radii[owner])
+            deviations[owner, ray] = moved
+            failing[owner, ray] = moved > limits[owner]
+    return radii
+
+
+def _pairs(data: NeuronData, slopes: Tensor, neurons: Tensor, rays: Tensor) -> Rays:
+    return Rays(data.before[neurons], slopes[rays], data.activation)
+
+
+def _all_deviations(data: NeuronData, slopes: Tensor, neuron: int, radii: Tensor) -> Tensor:
+    """Return one neuron's deviation along all rays at its radius, block by block."""
+    own, step = slice(neuron, neuron + 1), max(1, BLOCK // slopes.shape[1])
+    blocks = [slopes[start : start + step] for start in range(0, len(slopes), step)]
+    return torch.cat(
+        [Rays(data.before[own], some, data.activation).deviation(radii[own]) for some in blocks]
+    )
+
+
+# --- along rays ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Rays:
+    """A batch of b rays, each from one neuron."""
+
+    # The outputs before the activation at the centre, (b, n), or (1, n) if all start at one neuron;
+    # and how they change per unit of radius, (b, n).
+    before: Tensor
+    slopes: Tensor
+    activation: Activation
+
+    def pick(self, index: Tensor | slice) -> Rays:
+        """Return some of the rays."""
+        before = self.before if len(self.before) == 1 else self.before[index]
+        return Rays(before, self.slopes[index], self.activation)
+
+    def deviation(self, radii: Tensor) -> Tensor:
+        """Return the deviation of each ray at its own radius (or all at one), shape (b,)."""
+        function = self.activation.function
+        moved = function(torch.addcmul(self.before, radii.to(self.slopes)[:, None], self.slopes))
+        change = moved - function(self.before)
+        length: Tensor = torch.linalg.vector_norm(change, dim=1).double()
+        return length / self.before.shape[1]
+
+    def safe(self, limits: Tensor) -> Tensor:
+        """Return radii up to which g's Lipschitz constant proves each ray, shape (b,)."""
+        steep: Tensor = self.activation.lipschitz * self.slopes.double().norm(dim=1)
+        return SHRINK * limits * self.before.shape[1] / steep
+
+
+def first_crossing(rays: Rays, limits: Tensor, high: Tensor) -> Tensor:
+    """Return how far along each ray the deviation stays within its limit."""
+    parts = []
+    # Sorting and running sums hold about ten float64 numbers per sample and ray.
+    step = max(1, CHUNK_BYTES // (80 * rays.before.shape[1]))
+    for start in range(0, len(rays.slopes), step):
+        some = slice(start, start + step)
+        picked = rays.pick(some)
+        wide = Rays(picked.before.double(), picked.slopes.double(), rays.activation)
+        parts.append(_crossing(wide, limits[some], high[some]))
+    return torch.cat(parts)
+
+
+def _crossing(rays: Rays, limits: Tensor, high: Tensor) -> Tensor:
+    found = high.clone()
+    if rays.activation.below is not None:
+        fails = torch.nonzero(rays.deviation(found) > limits)[:, 0]
+        # Of no ray at all xla has no root.
+        if len(fails):
+            root = _kinked_root(rays.pick(fails), limits[fails], rays.activation.below)
+            found[fails] = torch.minimum(root, high[fails])
+    fails = torch.nonzero(rays.deviation(found) > limits)[:, 0]
+    if len(fails):
+        some = rays.pick(fails)
+        low = torch.minimum(some.safe(limits[fails]), found[fails])
+        found[fails] = _bisect(some, limits[fails], low, found[fails])
+    return found
+
+
+def _kinked_root(rays: Rays, limits: Tensor, below: float) -> Tensor:
+    """Return where the squared deviation, piecewise quadratic in R, reaches its limit."""
+    before, slopes = rays.before.expand_as(rays.slopes), rays.slopes
+    above = before > 0
+    now = torch.where(above, 1.0, below).to(slopes)
+    later = 1 + below - now
+    # A sample changes its side of 0 once, if it moves towards it.
+    turns = torch.where(torch.where(above, slopes < 0, slopes > 0), -before / slopes, torch.inf)
+    turns, order = turns.sort(dim=1)
+    # Before its turn a sample deviates by `now s R`, afterwards by `later s R + offset`.
+    offset, after = (later - now) * before, later * slopes
+    start = ((now * slopes) ** 2).sum(dim=1)
+    quadratic, linear, constant = (
+        torch.cat([first[:, None], first[:, None] + change.gather(1, order).cumsum(dim=1)], dim=1)
+        for first, change in (
+            (start, after**2 - (now * slopes) ** 2),
+            (torch.zeros_like(start), after * offset),
+            (torch.zeros_like(start), offset**2),
+        )
+    )
+    room = (limits * before.shape[1]) ** 2
+    reached = quadratic[:, :-1] * turns**2 + 2 * linear[:, :-1] * turns + constant[:, :-1]
+    piece = (torch.isfinite(turns) & (reached <= room[:, None])).sum(dim=1, keepdim=True)
+    a, b, c = (x.gather(1, piece)[:, 0] for x in (quadratic, linear, constant))
+    root = ((b**2 + a * (room - c)).clamp_min(0)).sqrt()
+    # Of the two forms of the same root, the one that does not cancel.
+    radii = torch.where(b > 0, (room - c) / (b + root), (root - b) / a)
+    # Rounding alone must not put it beyond the crossing. Where a is 0 nothing moves any more.
+    return torch.where(torch.isfinite(radii) & (radii >= 0), radii * (1 - 1e-9), torch.inf)
+
+
+def _bisect(rays: Rays, limits: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Return the lower ends of brackets, narrowed until they hold the crossing closely.
+
+    A deviation is nearly linear, so most steps interpolate (the Illinois rule: an end that stays
+    twice counts half); every third halves.
+    """
+    room = limits - rays.deviation(low)
+    excess = (rays.deviation(high) - limits).clamp_min(torch.finfo(torch.float64).tiny)
+    last = torch.zeros_like(room)
+    for step in range(100):
+        if bool((high - low <= TOLERANCE * high).all()):
+            break
+        share = (room / (room + excess)).clamp(0, 1) if step % 3 else 0.5
+        middle = low + share * (high - low)
+        gap = rays.deviation(middle) - limits
+        side = torch.where(gap > 0, 1.0, -1.0).to(gap)
+        fails, again = side > 0, side == last
+        room = torch.where(fails, torch.where(again, room / 2, room), -gap)
+        excess = torch.where(fails, gap, torch.where(again, excess / 2, excess))
+        high, low = torch.where(fails, middle, high), torch.where(fails, low, middle)
+        last = side
+    return low

@@ -1,1 +1,0 @@
-"""Node side: how far around a layer, or a neuron, models stay good enough."""

@@ -1,0 +1,248 @@
+"""Keys that two nodes agree on, shares of secrets among many, and signatures.
+
+X25519 and HKDF-SHA256; what is sealed is encrypted and authenticated by ChaCha20-Poly1305. A
+private key is made of a seed of 16 bytes, so that one of Shamir's shares (pycryptodome's) holds it:
+some of them give the secret, fewer give nothing. Up to tens of nodes all hold shares of all; among
+many each has a fixed number of neighbours (Bell et al. 2020, Section 3), so that the cost of a node
+does not grow with all nodes. Nodes sign with ordinary files: Ed25519, or ECDSA such as the P-384
+keys with which SuperNodes log in to a SuperLink; PEM or OpenSSH.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import secrets
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from Crypto.Protocol.SecretSharing import Shamir
+from cryptography.exceptions import InvalidSignature, InvalidTag, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    ECDSA,
+    EllipticCurvePrivateKey,
+    EllipticCurvePublicKey,
+)
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from gems_flwr.errors import SecureSumError
+
+Neighbours = Mapping[int, tuple[int, ...]]
+
+SEED_BYTES, KEY_BYTES, SHARE_BYTES = 16, 32, 16
+# A sealed text is so much longer than what it holds.
+TAG_BYTES = 16
+# Every key seals one text, so the number that must not repeat may be constant.
+_NONCE = bytes(12)
+
+# From here on all with all would cost more than it protects, unless that is asked for.
+MANY = 64
+# How many choices of shares are tried before a secret counts as lost.
+_MOST_TRIES = 500
+
+_ECDSA = ECDSA(hashes.SHA384())
+PublicKey = Ed25519PublicKey | EllipticCurvePublicKey
+PrivateKey = Ed25519PrivateKey | EllipticCurvePrivateKey
+
+
+# --- two nodes ------------------------------------------------------------------------------
+
+
+def new_seed() -> bytes:
+    """Return a seed from the operating system's generator."""
+    return secrets.token_bytes(SEED_BYTES)
+
+
+def derived(material: bytes, label: bytes) -> bytes:
+    """Return a key of 32 bytes that follows from other material, different for every label."""
+    return HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=b"gems-flwr " + label).derive(material)
+
+
+def public_key(seed: bytes) -> bytes:
+    """Return the public key that belongs to a seed."""
+    return _private(seed).public_key().public_bytes_raw()
+
+
+def agreed_key(seed: bytes, public: bytes, label: bytes) -> bytes:
+    """Return the key that the owner of a seed has in common with the owner of a public key."""
+    try:
+        shared = _private(seed).exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError as error:
+        raise SecureSumError(f"a public key that was sent cannot be used: {error}") from error
+    return derived(shared, label)
+
+
+def sealed(key: bytes, text: bytes) -> bytes:
+    """Return a text that only the owners of a key can read; a key may seal one text."""
+    return ChaCha20Poly1305(key).encrypt(_NONCE, text, None)
+
+
+def unsealed(key: bytes, text: bytes) -> bytes:
+    """Return what `sealed` was given."""
+    try:
+        return ChaCha20Poly1305(key).decrypt(_NONCE, text, None)
+    except InvalidTag:
+        raise SecureSumError("a sealed text was changed on the way, or is another's") from None
+
+
+def _private(seed: bytes) -> X25519PrivateKey:
+    return X25519PrivateKey.from_private_bytes(derived(seed, b"private key"))
+
+
+# --- shares ---------------------------------------------------------------------------------
+
+
+def split_secret(secret: bytes, threshold: int, holders: int) -> list[bytes]:
+    """Return as many shares as there are holders; any `threshold` of them give the secret."""
+    return [share for _, share in Shamir.split(threshold, holders, secret, False)]
+
+
+def join_shares(
+    shares: Mapping[int, bytes], threshold: int, is_right: Callable[[bytes], bool]
+) -> bytes:
+    """Return the secret that shares, by position of their holders from 0, belong to.
+
+    `is_right` compares with a digest that the owner has published, so wrong shares are left out.
+    """
+    if len(shares) < threshold:
+        raise SecureSumError(f"{len(shares)} shares of a secret, it takes {threshold}")
+    choices = itertools.combinations(sorted(shares), threshold)
+    for chosen in itertools.islice(choices, _MOST_TRIES):
+        points = [(position + 1, shares[position]) for position in chosen]
+        try:
+            secret = bytes(Shamir.combine(points, False))
+        except ValueError:  # a share that is no number of the field
+            continue
+        if is_right(secret):
+            return secret
+    raise SecureSumError("the shares of a secret do not fit together: a node sent a wrong one")
+
+
+def draw_neighbours(
+    nodes: Sequence[int], degree: int | None, rng: np.random.Generator
+) -> dict[int, tuple[int, ...]]:
+    """Return the neighbours of each node, in order, on a circle that `rng` draws.
+
+    `degree` is how many, made even, at least 2; by default all others up to 64 nodes, 64 among
+    more.
+    """
+    half = math.ceil((MANY if degree is None else degree) / 2)
+    if 2 * half >= len(nodes) - 1:
+        return {node: tuple(sorted(set(nodes) - {node})) for node in nodes}
+    circle = [nodes[i] for i in rng.permutation(len(nodes))]
+    steps = [step for step in range(-half, half + 1) if step]
+    return {
+        node: tuple(sorted(circle[(place + step) % len(circle)] for step in steps))
+        for place, node in enumerate(circle)
+    }
+
+
+def shares_needed(threshold: float, holders: int) -> int:
+    """Return how many of the holders of a secret, a node and its neighbours, it takes to open it.
+
+    Always above a half, so that no two sets without a common member can.
+    """
+    # The tiny term keeps 2/3 of 3 from counting as 3.
+    return max(holders // 2 + 1, math.ceil(threshold * holders - 1e-9))
+
+
+def not_to_be_opened(
+    there: Collection[int], secrets: Collection[int], neighbours: Neighbours, threshold: float
+) -> list[int]:
+    """Return the nodes whose secrets could not be put together by those who are there."""
+    present = set(there)
+    return [
+        node
+        for node in secrets
+        if len(present & {node, *neighbours[node]})
+        < shares_needed(threshold, len(neighbours[node]) + 1)
+    ]
+
+
+# --- signatures -----------------------------------------------------------------------------
+
+
+def fingerprint(key: PublicKey) -> str:
+    """Return what a public key is called: 32 hexadecimal digits of its digest."""
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return hashlib.sha256(key.public_bytes(serialization.Encoding.DER, form)).hexdigest()[:32]
+
+
+@dataclass(frozen=True, eq=False)
+class Signer:
+    """A node's own key."""
+
+    key: PrivateKey
+
+    @property
+    def fingerprint(self) -> str:
+        """What the public key is called."""
+        return fingerprint(self.key.public_key())
+
+    def sign(self, text: bytes) -> bytes:
+        """Return the signature of a text."""
+        if isinstance(self.key, Ed25519PrivateKey):
+            return self.key.sign(text)
+        return self.key.sign(text, _ECDSA)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Signer:
+        """Read a private key without a password; an error names the file."""
+        loaders = serialization.load_pem_private_key, serialization.load_ssh_private_key
+        return cls(_loaded(path, loaders, PrivateKey, None))
+
+
+@dataclass(frozen=True, eq=False)
+class TrustedKeys:
+    """The public keys of the nodes that a node trusts, by fingerprint."""
+
+    keys: Mapping[str, PublicKey]
+
+    def check(self, name: str, text: bytes, signature: bytes) -> None:
+        """Refuse a signature that is not by the key of that fingerprint, or by none of these."""
+        key = self.keys.get(name)
+        if key is None:
+            raise SecureSumError(f"the key {name!r} is not among the {len(self.keys)} trusted ones")
+        try:
+            if isinstance(key, Ed25519PublicKey):
+                key.verify(signature, text)
+            else:
+                key.verify(signature, text, _ECDSA)
+        except InvalidSignature:
+            raise SecureSumError(f"a signature is not by the key {name}") from None
+
+    @classmethod
+    def load(cls, path: str | Path) -> TrustedKeys:
+        """Read a public key, or all of a folder (files that end in ``.pub`` or ``.pem``)."""
+        place = Path(path).expanduser()
+        files = [place]
+        if place.is_dir():
+            files = sorted(p for p in place.iterdir() if p.suffix in (".pub", ".pem"))
+        loaders = serialization.load_pem_public_key, serialization.load_ssh_public_key
+        keys = [_loaded(file, loaders, PublicKey) for file in files]
+        if not keys:
+            raise SecureSumError(f"no public key (.pub, .pem) in {path}")
+        return cls({fingerprint(key): key for key in keys})
+
+
+def _loaded(path: str | Path, loaders: tuple[Any, Any], kinds: Any, *password: None) -> Any:
+    """Return the key in a file, PEM or OpenSSH; an error names the file."""
+    try:
+        data = Path(path).expanduser().read_bytes()
+        is_ssh = b"OPENSSH PRIVATE KEY" in data or data.startswith((b"ssh-", b"ecdsa-"))
+        key = loaders[is_ssh](data, *password)
+    except OSError as error:
+        raise SecureSumError(f"the key {path} cannot be read: {error.strerror}") from error
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise SecureSumError(f"{path} holds no key that can be used: {error}") from error
+    if not isinstance(key, kinds):
+        raise SecureSumError(f"{path}: expected an Ed25519 or ECDSA key, got {type(key).__name__}")
+    return key

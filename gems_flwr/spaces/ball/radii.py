@@ -1,0 +1,464 @@
+"""Radii of a linear layer, and from them its ball or ellipsoid: the node's side in one call.
+
+2019, Section 3.1 and Appendix A. How a radius is found is a choice, which the space names.
+
+**Along rays** (``sampled``). Along ``w = c + R u`` every margin is ``m + R s``, so a sample is
+right on one interval of R, and the number of right samples changes at finitely many known radii.
+The first at which fewer than ``ceil(epsilon n)`` are right is an order statistic of those: no
+search, and the whole curve r(epsilon) in one pass. Samples that are wrong at the centre may become
+right further out, and count (Eq. 1 counts them). The mean cross-entropy is convex in R: bisection
+on the scores finds where it crosses epsilon.
+
+**The worst directions** (``worst``). In thousands of dimensions random directions miss the bad
+ones: the sampled radius is tens of times the distance of a failing model. What hurts most is to
+push many samples over their boundary at once: towards one class c; each towards its nearest rival,
+all right samples together, and only as many of the easiest ones as it takes to fail; then again
+from what the last rays broke, a few rounds. The radius is exact along these rays and an upper bound
+of the true one, not a proof that no nearer model fails.
+
+**Proofs** (``certified``) hold in every direction. A model ``c + D`` moves the margin of sample i
+over class j by at most ``|D| * |grad|``, and the gradient has length ``sqrt(2) |x_i|`` (x with the
+one for the bias; for an ellipsoid with relative axes s that of ``s * grad``). So sample i is safe
+up to ``rho_i = min_j m_ij / (sqrt(2) |x_i|)``, and within the k-th smallest rho at most k - 1
+samples break. Radii are shrunk by 1e-5 to cover single-precision rounding.
+
+**Searches** (``bisection``, Algorithm 2 of 2019; ``growing``, Algorithm 1 of 2018) draw new
+directions at every radius. Decided here: bisection returns the *verified* lower end of the bracket,
+not its middle, which was never tested; growing stops at ``largest`` (the printed loop never ends if
+Q is always 1), and is 0, not negative, if the first radius fails.
+
+**The axes** of an ellipsoid are ``r_i = max(min_j F_j / F_i, c) * R`` (Eq. 5) with the Fisher
+diagonal F, here in closed form. The released code adds a damping of 1e-5 to every F. Without it the
+least F of thousands is so small that nearly every axis lies on the floor: a ball of twice the
+bytes. Decided here: a weight with F = 0 (a pixel that is always black) gets the full length; the
+minimum is over the *positive* F, or one dead pixel would push all axes to the floor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gems_flwr.bounds import MAX_WEIGHT
+from gems_flwr.errors import NotGoodEnoughError, OptionError
+from gems_flwr.spaces.ball.ball import BallSpace, EllipsoidSpace, Method, Radius, thin_curve
+from gems_flwr.spaces.ball.layer_data import (
+    LayerData,
+    Quality,
+    class_margins,
+    random_directions,
+    required_correct,
+    two_sided,
+)
+
+# What the released code adds to the Fisher diagonal.
+DAMPING = 1e-5
+SHRINK = 1 - 1e-5
+# How finely the papers' searches look: Delta of 2019; r_initial and delta of 2018.
+_BISECT_TO, _GROW_BY = 0.01, 0.1
+
+
+def build_ball(
+    data: LayerData,
+    quality: Quality,
+    method: Method = "worst",
+    *,
+    curve: bool = False,
+    **options: Any,
+) -> BallSpace:
+    """Return the ball around a linear layer, with or without its curve; options: `find_extent`."""
+    radius, radii = find_extent(data, quality, method, **options)
+    return BallSpace(data.center, radius, thin_curve(radii) if curve else None)
+
+
+def build_ellipsoid(
+    data: LayerData,
+    quality: Quality,
+    method: Method = "worst",
+    *,
+    fisher: Tensor | None = None,
+    floor: float = 0.1,
+    damping: float = DAMPING,
+    curve: bool = False,
+    **options: Any,
+) -> EllipsoidSpace:
+    """Return the ellipsoid around a linear layer; curve and options as in `build_ball`.
+
+    `fisher` (d,) is the Fisher diagonal; the layer's own, exact over labels, if left out. `floor`
+    is c of Eq. 5; `damping` is added to the diagonal. The data's own axes are replaced.
+    """
+    diagonal = linear_fisher(data) if fisher is None else fisher
+    axes = relative_axes(diagonal, floor, damping).to(data.weight)
+    shaped = dataclasses.replace(data, axes=axes)
+    radius, radii = find_extent(shaped, quality, method, **options)
+    if radius.value <= 0:
+        raise NotGoodEnoughError(quality.epsilon, quality.epsilon, quality.measure)
+    lengths = (axes.double().cpu().numpy() * radius.value).astype(np.float32)
+    return EllipsoidSpace(data.center, lengths, radius, thin_curve(radii) if curve else None)
+
+
+def find_extent(
+    data: LayerData,
+    quality: Quality,
+    method: Method = "worst",
+    *,
+    directions: int = 500,
+    largest: float = 4000.0,
+    seed: int = 0,
+) -> tuple[Radius, NDArray[np.float64]]:
+    """Return the radius of a layer, and those of all accuracies if the method has them, else none.
+
+    The method is one of `Radius`; worst and certified radii are about accuracies, all others look
+    along random directions. No radius is above `largest` (R_max). A NotGoodEnoughError if not even
+    the centre is good enough.
+    """
+    epsilon, by_loss = quality.epsilon, quality.measure == "loss"
+    if by_loss and method in ("worst", "certified"):
+        raise OptionError(f"radius={method!r} needs measure='accuracy'")
+    scores, y = data.scores()
+    if not quality.good(scores, y):
+        raise NotGoodEnoughError(epsilon, quality.score(scores, y), quality.measure)
+    if method in ("bisection", "growing"):
+        value = _searched(data, quality, method, directions, largest, seed)
+        return Radius(value, method, epsilon, directions), np.zeros(0)
+    rays, used = random_directions(data, directions, seed), directions
+    if by_loss:
+        value = loss_radius(data, rays, quality, largest)
+        return Radius(min(value, largest), method, epsilon, used), np.zeros(0)
+    if method == "certified":
+        curve, used = certified_curve(data), 0
+    elif method == "worst":
+        curve, used = worst_curve(data, epsilon)
+    else:
+        curve = accuracy_curve(data, rays)
+    return Radius(min(curve.radius(epsilon), largest), method, epsilon, used), curve.radii
+
+
+def good_enough(data: LayerData, quality: Quality) -> Callable[[NDArray[Any]], bool]:
+    """Return Q as a function of the flat model, for the papers' searches."""
+    x, y = data.augmented(slice(None))
+
+    def good(w: NDArray[Any]) -> bool:
+        matrix = data.matrix(torch.from_numpy(w).to(data.weight)[None])[0]
+        return quality.good(two_sided(x @ matrix.T), y)
+
+    return good
+
+
+def _searched(
+    data: LayerData, quality: Quality, method: Method, samples: int, largest: float, seed: int
+) -> float:
+    """Return the largest radius at which so many random models were all good enough."""
+    good, center = good_enough(data, quality), data.center
+    axes = None if data.axes is None else data.axes.cpu().numpy().astype(np.float32)
+    generator = np.random.default_rng(seed)
+
+    def all_good(radius: float) -> bool:
+        for _ in range(samples):
+            away = generator.standard_normal(center.size, dtype=np.float32)
+            away = away / np.linalg.norm(away)
+            away = away if axes is None else away * axes
+            if not good(center + np.float32(radius) * away):
+                return False
+        return True
+
+    verified, upper, radius = 0.0, largest, _GROW_BY
+    if method == "growing":
+        while radius <= largest and all_good(radius):
+            verified, radius = radius, radius + _GROW_BY
+        return verified
+    while upper - verified > _BISECT_TO:
+        radius = (verified + upper) / 2
+        if all_good(radius):
+            verified = radius
+        else:
+            upper = radius
+    return verified
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RadiusCurve:
+    """Radius for every number of samples that must stay right (n + 1,).
+
+    ``radii[k]`` is the first radius at which fewer than k of n samples are right; 0 for every k
+    above the number right at the centre, infinite where nothing fails.
+    """
+
+    radii: NDArray[np.float64]
+
+    @property
+    def count(self) -> int:
+        """Number of samples n."""
+        return len(self.radii) - 1
+
+    @property
+    def accuracy(self) -> float:
+        """Accuracy at the centre."""
+        return float(np.flatnonzero(self.radii > 0).max()) / self.count
+
+    def radius(self, epsilon: float) -> float:
+        """Return the radius at which the accuracy first falls below ``epsilon``."""
+        need = required_correct(epsilon, self.count)
+        if need > round(self.accuracy * self.count):
+            raise NotGoodEnoughError(epsilon, self.accuracy, "accuracy")
+        return float(self.radii[need])
+
+
+# --- along given rays -----------------------------------------------------------------------------
+
+
+def right_intervals(data: LayerData, directions: Tensor) -> tuple[Tensor, Tensor]:
+    """Return where each sample is right along each direction: ``start`` and ``end``, (p, n) each.
+
+    Right for start < R < end (start is negative if right at R = 0); start >= end if never right
+    for R >= 0.
+    """
+    p, starts, ends = len(directions), [], []
+    for rows in data.row_chunks(3 * p * data.num_classes):
+        scores, y = data.scores(rows)
+        margins = class_margins(scores, y)
+        slopes = data.slopes(directions, data.augmented(rows)[0])
+        falls = slopes - slopes[torch.arange(len(y), device=y.device), y][:, None]
+        wrong = torch.nonzero(margins.amin(dim=1) <= 0)[:, 0]
+        # Right at the centre: the first falling margin's zero is m / fall, the smallest of
+        # which is one over the largest fall / m. The own class has fall 0 and m infinite.
+        losses = falls[wrong]
+        rates = falls.mul_(margins[..., None].reciprocal()).amax(dim=1)
+        end = torch.where(rates > 0, rates.reciprocal(), torch.inf)
+        start = torch.full_like(end, -1.0)
+        if len(wrong):
+            m = margins[wrong][..., None]
+            zeros = m / losses
+            rising = torch.where(losses < 0, zeros, -1.0).amax(dim=1)
+            # A margin that is not positive and does not rise is never right.
+            stuck = ((m <= 0) & (losses >= 0)).any(dim=1)
+            start[wrong] = torch.where(stuck, torch.inf, rising)
+            end[wrong] = torch.where(losses > 0, zeros, torch.inf).amin(dim=1)
+        starts.append(start.T)
+        ends.append(end.T)
+    return torch.cat(starts, dim=1), torch.cat(ends, dim=1)
+
+
+def accuracy_curve(data: LayerData, directions: Iterable[Tensor]) -> RadiusCurve:
+    """Return the radius for every accuracy, along surface points (R = 1) in chunks (p, d)."""
+    curve = torch.full((len(data.inputs) + 1,), torch.inf, dtype=torch.float64)
+    right_now: int | None = None
+    for chunk in directions:
+        start, end = right_intervals(data, chunk)
+        at_center = start[0] < 0
+        right_now = int(at_center.sum())
+        gains = torch.where(start < end, start, torch.inf)[:, ~at_center]
+        losses = torch.where(start < end, end, torch.inf)
+        level, value = _first_failures(right_now, gains, losses)
+        curve.scatter_reduce_(0, level.cpu(), value.double().cpu(), "amin")
+    if right_now is None:
+        raise ValueError("directions: expected at least one, got none")
+    curve[right_now + 1 :] = 0
+    return RadiusCurve(curve.numpy())
+
+
+def _first_failures(right_now: int, gains: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
+    """Return for each level k the first radius with fewer than k right, over all rays.
+
+    `right_now` are right at the centre; `gains` and `losses` (p, any) are the radii at which one
+    more, or one fewer, sample is right, infinite for never.
+    """
+    if not bool(torch.isfinite(gains).any()):
+        ordered = losses.sort(dim=1).values[:, :right_now].amin(dim=0)
+        return torch.arange(right_now, 0, -1, device=losses.device), ordered
+    events = torch.cat([losses, gains], dim=1)
+    signs = torch.ones_like(events, dtype=torch.int32)
+    signs[:, : losses.shape[1]] = -1
+    # A stable sort keeps losses before gains at equal radii: the cautious order.
+    values, order = events.sort(dim=1, stable=True)
+    counts = right_now + signs.gather(1, order).cumsum(dim=1)
+    # Counts move in steps of one, so a level is first missed at the first drop through it;
+    # later drops through the same level are farther out and lose against it.
+    drop = (order < losses.shape[1]) & torch.isfinite(values)
+    return (counts[drop] + 1).long(), values[drop]
+
+
+def loss_radius(
+    data: LayerData, directions: Iterable[Tensor], quality: Quality, largest: float = MAX_WEIGHT
+) -> float:
+    """Return the first radius, up to `largest`, at which the loss exceeds epsilon on any ray."""
+    scores, y = data.scores()
+    if (at_center := quality.score(scores, y)) > quality.epsilon:
+        raise NotGoodEnoughError(quality.epsilon, at_center, "loss")
+    best = largest
+    for chunk in directions:
+        slopes = torch.cat(
+            [data.slopes(chunk, data.augmented(rows)[0]) for rows in data.row_chunks(chunk.numel())]
+        )
+
+        def fails(rays: Tensor, radii: Tensor, slopes: Tensor = slopes) -> Tensor:
+            moved = scores[..., None] + radii.to(scores) * slopes[..., rays]
+            own = moved[torch.arange(len(y), device=y.device), y]
+            return (moved.logsumexp(dim=1) - own).double().mean(dim=0) > quality.epsilon
+
+        high = torch.full((len(chunk),), best, dtype=torch.float64, device=slopes.device)
+        low = torch.zeros_like(high)
+        # Convexity: beyond its crossing a ray stays beyond, so one look at `best` sorts out
+        # the rays that cannot lower it.
+        alive = torch.nonzero(fails(torch.arange(len(chunk), device=high.device), high))[:, 0]
+        for _ in range(80):
+            bracket = (high - low)[alive]
+            if not len(alive) or float(bracket.max()) <= 1e-7 * float(high[alive].max()):
+                break
+            middle = (low[alive] + high[alive]) / 2
+            failed = fails(alive, middle)
+            high[alive[failed]] = middle[failed]
+            low[alive[~failed]] = middle[~failed]
+            alive = alive[low[alive] <= high[alive].min()]
+        if len(alive):
+            best = min(best, float(low[alive].min()))
+    return best
+
+
+# --- proofs ---------------------------------------------------------------------------------------
+
+
+def safe_radii(data: LayerData) -> Tensor:
+    """Return how far each sample is sure to stay right; 0 if it is wrong, shape (n,)."""
+    parts, outputs = [], data.weight.shape[0]
+    for rows in data.row_chunks(3 * (data.num_classes + data.weight.shape[1])):
+        scores, y = data.scores(rows)
+        x, _ = data.augmented(rows)
+        # The squared length of each score's gradient (n, classes).
+        if data.axes is None:
+            lengths = (x * x).sum(dim=1, keepdim=True).expand(-1, outputs)
+        else:
+            lengths = (x * x) @ data.matrix(data.axes.to(data.weight)[None] ** 2)[0].T
+        if outputs == 1:
+            # The rival score of a layer with one output is constant and does not move.
+            lengths = torch.cat([torch.zeros_like(lengths), lengths], dim=1)
+        pair = (lengths + lengths.gather(1, y[:, None])).sqrt()
+        safe = (class_margins(scores, y) / pair.clamp_min(1e-30)).amin(dim=1)
+        parts.append(safe.clamp_min(0))
+    return torch.cat(parts)
+
+
+def certified_curve(data: LayerData) -> RadiusCurve:
+    """Return a radius for every accuracy within which no model at all fails."""
+    safe = np.sort(safe_radii(data).double().cpu().numpy()) * SHRINK
+    # With k samples asked for, failing takes n - k + 1 broken ones: the (n - k + 1)-th.
+    return RadiusCurve(np.concatenate([[np.inf], safe[::-1]]))
+
+
+# --- the worst rays -------------------------------------------------------------------------------
+
+
+def _pushed(data: LayerData, changes: Sequence[Tensor]) -> Tensor:
+    """Return the surface points (R = 1) that push samples most, shape (b, d).
+
+    Each of `changes` (n, classes) says how each sample's scores should change.
+    """
+    outputs, wanted = data.weight.shape[0], torch.stack(list(changes))
+    # One output is the second class's score minus the first's.
+    wanted = wanted if outputs > 1 else wanted[..., 1:] - wanted[..., :1]
+    total = torch.zeros(len(wanted), outputs, data.center_matrix().shape[1]).to(data.weight)
+    for rows in data.row_chunks(data.weight.shape[1]):
+        x, _ = data.augmented(rows)
+        total += wanted[:, rows].transpose(1, 2) @ x
+    return data.unit_on_surface(data.flat(total))
+
+
+def _score_changes(data: LayerData, labels: Tensor, rivals: Tensor) -> Tensor:
+    """Return +1 for the rival and -1 for the true class of each sample."""
+    changes = torch.zeros(len(labels), data.num_classes).to(data.weight)
+    changes.scatter_(1, rivals[:, None], 1.0)
+    changes.scatter_add_(1, labels[:, None], -torch.ones_like(changes[:, :1]))
+    return changes
+
+
+def worst_curve(data: LayerData, epsilon: float, refine: int = 2) -> tuple[RadiusCurve, int]:
+    """Return the curve along the worst directions for an accuracy, and how many there were.
+
+    In `refine` rounds new directions are made from the samples that the last ones broke.
+    """
+    need = required_correct(epsilon, len(data.inputs))
+    scores, y = data.scores()
+    margins = class_margins(scores, y)
+    right = margins.amin(dim=1) > 0
+    nearest = _score_changes(data, y, margins.argmin(dim=1))
+    few = torch.zeros_like(right)
+    few[torch.argsort(safe_radii(data))[: max(1, len(y) - need + 1)]] = True
+    towards = [_score_changes(data, y, torch.full_like(y, c)) for c in range(data.num_classes)]
+    changes = [*towards, nearest * right[:, None], nearest * (few & right)[:, None]]
+    directions = _pushed(data, changes)
+    curve, count = accuracy_curve(data, [directions]), len(directions)
+    if need > int(right.sum()):
+        return curve, count
+    for _ in range(refine):
+        radius = curve.radius(epsilon)
+        _, ends = right_intervals(data, directions)
+        kth = int(right.sum()) - need + 1
+        order = torch.where(right, ends, torch.inf).kthvalue(kth, dim=1).values.argsort()
+        fresh = []
+        for best in order[:3].tolist():
+            x, _ = data.augmented(slice(None))
+            reach = float(ends[best][right].kthvalue(kth).values)
+            moved = scores + reach * data.slopes(directions[best : best + 1], x)[..., 0]
+            rivals = class_margins(moved, y).argmin(dim=1)
+            broken = right & (ends[best] <= reach * (1 + 1e-6))
+            fresh.append(_score_changes(data, y, rivals) * broken[:, None])
+        directions = _pushed(data, fresh)
+        more = accuracy_curve(data, [directions])
+        curve = RadiusCurve(np.minimum(curve.radii, more.radii))
+        count += len(directions)
+        if curve.radius(epsilon) >= radius * (1 - 1e-3):
+            break
+    return curve, count
+
+
+# --- the axes of an ellipsoid ---------------------------------------------------------------------
+
+
+def linear_fisher(
+    data: LayerData,
+    labels: Literal["sampled", "exact"] = "exact",
+    seed: int = 0,
+    samples: int | None = None,
+) -> Tensor:
+    """Return the flat Fisher diagonal of a linear layer in closed form.
+
+    The gradient of a sample is ``(e_y - p) x^T``; in expectation over y its square is ``p (1 - p)``
+    times ``x^2``: two matmuls. Labels are one per input, drawn from the model's own prediction, or
+    the expectation over all of them. Of the inputs, `samples` are drawn without repetition.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    if samples is not None and samples < len(data.inputs):
+        drawn = torch.randperm(len(data.inputs), generator=generator)[:samples]
+        data = dataclasses.replace(data, inputs=data.inputs[drawn], labels=data.labels[drawn])
+    total = torch.zeros_like(data.center_matrix())
+    for rows in data.row_chunks(data.weight.shape[1] + data.num_classes):
+        scores, _ = data.scores(rows)
+        x, _ = data.augmented(rows)
+        chances = scores.softmax(dim=1)
+        if labels == "sampled":
+            y = torch.multinomial(chances.cpu(), 1, generator=generator)[:, 0].to(x.device)
+            squared = (torch.nn.functional.one_hot(y, chances.shape[1]) - chances) ** 2
+        else:
+            squared = chances * (1 - chances)
+        squared = squared if data.weight.shape[0] > 1 else squared[:, 1:]
+        total += squared.T @ (x * x)
+    return data.flat(total[None] / len(data.inputs))[0]
+
+
+def relative_axes(fisher: Tensor, floor: float = 0.1, damping: float = 0.0) -> Tensor:
+    """Return ``max(min_j F_j / F_i, c)`` with damped F, the axes of Eq. 5 relative to R.
+
+    c, the `floor` in (0, 1], is 0.1 in the released code; Eq. 5 has no `damping`.
+    """
+    fisher = fisher + damping
+    positive = fisher[fisher > 0]
+    if not len(positive):
+        return torch.ones_like(fisher)
+    ratio = positive.min() / fisher.clamp_min(float(positive.min()))
+    return ratio.clamp_min(floor)

@@ -1,0 +1,532 @@
+"""From the inputs of a linear layer to its class-moment cone: the node's side.
+
+Moments come from the *training* inputs, as they depend on no trained model. How much of a class is
+shown is up to `gems_flwr.spaces.cone.rules`.
+
+**A covariance in few numbers** is ``Sigma ~ F F^T + diag(d)``: F are the top-r eigenvectors times
+the roots of their eigenvalues, and d is the diagonal of the residual R times
+``|R|_F^2 / |diag R|_F^2``: leaving its off-diagonal away understates the spread along directions
+that correlated features share, and the factor makes up for it on average. With int8 deviations are
+rounded up, for the same reason. Of fewer samples than features only the Gram matrix is made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.sparse.linalg import eigsh
+from torch import Tensor
+
+from gems_flwr.devices import exact_device
+from gems_flwr.errors import SpaceError
+from gems_flwr.spaces.cone.cone import ClassMomentCone
+from gems_flwr.spaces.cone.covariance import (
+    FullCovariance,
+    LowRankCovariance,
+    Own,
+    QuantizedArray,
+    Values,
+    partial_covariance,
+    quantize,
+    rounded,
+)
+from gems_flwr.spaces.cone.private import ClassSums, PrivateRelease, private_sums
+from gems_flwr.spaces.cone.rules import (
+    PUSHES,
+    SMOOTHING,
+    MeanRule,
+    allowed_rank,
+    check_batch,
+    coarseness,
+    feature_units,
+    least_count,
+    may_send_full,
+    rounded_away_below,
+    shown_numbers,
+    whole_count,
+    whole_mean,
+)
+from gems_flwr.typing import Float, Rank
+
+Flags = NDArray[np.bool_]
+
+
+def build_cone(
+    inputs: Tensor,
+    labels: Tensor,
+    num_classes: int,
+    *,
+    rank: Rank = "auto",
+    int8: bool = True,
+    clusters: int = 1,
+    min_count: int | None = None,
+    epsilon: float = 0.5,
+    private: PrivateRelease | None = None,
+    seed: int = 0,
+    noise_seed: int | None = None,
+    largest_rank: int | None = None,
+    mean_rule: MeanRule | None = None,
+    device: str | torch.device | None = None,
+) -> ClassMomentCone:
+    """Return the class-moment cone of a node's data; a SpaceError if no class has enough samples.
+
+    Parameters
+    ----------
+    inputs, labels : tensors of shape (n, D) and (n,)
+        Inputs of the linear layer (of a plain logistic model, the data itself) and true classes.
+    num_classes : int
+        Classes of the task.
+    rank, int8, clusters, epsilon
+        As in `Cone`. With noise for differential privacy moments are full.
+    min_count : int, optional
+        Fewest samples of a component for a covariance, from 1; by default that of `least_count`,
+        with noise four deviations of it. Smaller classes go as count and mean.
+    private : PrivateRelease, optional
+        Add noise for differential privacy; small classes are withheld then.
+    seed : int
+        Seed of clustering.
+    noise_seed : int, optional
+        Seed of the noise, for simulations: whoever knows it can subtract the noise. Without it
+        noise comes from the operating system's cryptographic generator.
+    largest_rank : int, optional
+        Most columns that ``"auto"`` comes to, at least 1.
+    mean_rule : MeanRule, optional
+        How much is sent of the means of small classes; with ``"auto"`` never all of it.
+    device : str or torch.device, optional
+        Where to compute, one component at a time; by default where the inputs are.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from gems_flwr.spaces.cone import build_cone
+    >>> cone = build_cone(torch.randn(200, 3), torch.arange(200) % 2, num_classes=2)
+    >>> cone.num_classes, cone.num_features
+    (2, 3)
+    """
+    where = exact_device(inputs.device if device is None else device)
+    if private is not None:
+        if clusters > 1:
+            raise SpaceError("clusters", "1 with a private release", clusters)
+        sums = private_sums(inputs, labels.long(), num_classes, private, noise_seed, where)
+        least = max(1, math.ceil(4 * private.noise) if min_count is None else min_count)
+        return _cone_from_sums(sums, least, epsilon)
+    if isinstance(rank, int) and rank < 1:
+        raise SpaceError("rank", "at least 1", rank)
+    if not len(labels):
+        raise SpaceError("inputs", "at least one sample", 0)
+    for part in torch.split(inputs, 8192):
+        check_batch(part, labels, num_classes)
+    least, features = least_count(rank, inputs.shape[1], min_count), inputs.shape[1]
+    groups = None
+    if clusters > 1:
+        groups = cluster_classes(inputs, labels.long(), clusters, least, seed, where)
+    components = Components.of(inputs, labels.long(), groups, where)
+    counts, rule, better_as_mean = components.counts, mean_rule or MeanRule(), 0
+    if rank == "auto":
+        rule = dataclasses.replace(rule, exact=False)
+        better_as_mean = rounded_away_below(features)
+    keep = counts >= max(1, least)
+    # Small classes say more as means, if the node has larger ones to take directions from.
+    if (counts >= max(least, better_as_mean)).any():
+        keep &= (counts >= better_as_mean) | (counts < rule.least)
+    shown, small = components.small_means(keep, rule)
+    _check_any_sent(keep | shown, counts, least)
+    means, steps = np.zeros((len(counts), features)), np.zeros(len(counts))
+    units = np.ones(features)
+    own: Own | None = None
+    is_full = rank == "full"
+    if rank == "auto" and keep.any() and largest_rank is None:
+        is_full = may_send_full(int(counts[keep].min()), features)
+    if keep.any() and is_full:
+        means[keep], own = components.full(keep)
+    elif keep.any():
+        units = units if isinstance(rank, int) else feature_units(inputs)
+        means[keep], steps[keep], own = components.factored(keep, rank, largest_rank, units, int8)
+    means[shown] = small / units
+    sent = keep | shown
+    stored = store(means[sent], steps[sent], units, int8 and not is_full)
+    return _cone(num_classes, components.labels, counts, sent, stored, own, shown, epsilon)
+
+
+def _cone_from_sums(sums: ClassSums, min_count: int, epsilon: float) -> ClassMomentCone:
+    """Return the cone of noisy class sums; smaller components are withheld."""
+    counts = np.rint(sums.counts).astype(np.int64)
+    sent = counts >= min_count
+    _check_any_sent(sent, counts, min_count)
+    means, covariances = (moments[sent].astype(np.float32) for moments in sums.moments())
+    about = sums.num_classes, sums.labels, np.maximum(counts, 0), sent, means
+    cone = _cone(*about, FullCovariance(covariances), np.zeros_like(sent), epsilon)
+    return dataclasses.replace(cone, privacy=sums.privacy)
+
+
+def build_means(
+    inputs: Tensor,
+    labels: Tensor,
+    num_classes: int,
+    *,
+    groups: int = 1,
+    int8: bool = False,
+    rule: MeanRule | None = None,
+    seed: int = 0,
+) -> ClassMomentCone:
+    """Return a cone of counts and means alone; a SpaceError if no class has enough samples.
+
+    FedCOF estimates covariances from the spread of class means over nodes. The spread of the means
+    of random groups of a class on one node says as much, and no sample is in two groups.
+
+    Parameters
+    ----------
+    inputs, labels, num_classes, int8
+        As in `build_cone`.
+    groups : int
+        Random groups of each class at most, from 1; fewer where they would be too small for the
+        rule to show all of a mean.
+    rule : MeanRule, optional
+        Fewest samples of a mean, and how much of it is shown.
+    seed : int
+        Of the groups.
+    """
+    rule, classes = rule or MeanRule(), labels.cpu().long()
+    check_batch(inputs, labels, num_classes)
+    smallest = whole_count(inputs.shape[1], rule)
+    generator = torch.Generator().manual_seed(seed % 2**63)
+    parts = torch.zeros_like(classes)
+    for label in torch.unique(classes).tolist():
+        mine = torch.nonzero(classes == label).flatten()
+        order = torch.randperm(len(mine), generator=generator).numpy()
+        count = max(1, min(groups, len(mine) // smallest))
+        for number, part in enumerate(np.array_split(order, count)):
+            parts[mine[part]] = number
+    components = Components.of(inputs, classes, parts, torch.device("cpu"))
+    counts = components.counts
+    shown, small = components.small_means(np.zeros(len(counts), dtype=bool), rule)
+    if not shown.any():
+        expected = f"a class with enough samples to show a mean, at least {smallest}"
+        most = int(torch.bincount(classes).max()) if shown.size else 0
+        raise SpaceError("counts", expected, most)
+    means = store(small, np.zeros(len(small)), np.ones(small.shape[1]), int8)
+    return _cone(num_classes, components.labels, counts, shown, means, None, shown, 0.5)
+
+
+def _cone(
+    num_classes: int,
+    labels: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    sent: Flags,
+    means: Values,
+    own: Own | None,
+    shown: Flags,
+    epsilon: float,
+) -> ClassMomentCone:
+    """Return the cone of the components that are `sent`, those `shown` as means alone."""
+    return ClassMomentCone(
+        num_classes=num_classes,
+        labels=labels[sent],
+        counts=counts[sent],
+        means=means,
+        covariance=partial_covariance(own, shown[sent], means.shape[1]),
+        epsilon=epsilon,
+        total_count=int(counts.sum()),
+        withheld=tuple(sorted(set(labels[~sent].tolist()) - set(labels[sent].tolist()))),
+        withheld_count=int(counts[~sent].sum()),
+    )
+
+
+def _check_any_sent(sent: Flags, counts: NDArray[np.int64], least: int) -> None:
+    if not sent.any():
+        expected = (
+            f"a class with at least {least} samples (fewer would show too much of each one: "
+            "bring more data, or ask with noise, Cone(dp_epsilon=…))"
+        )
+        raise SpaceError("counts", expected, f"at most {int(counts.max(initial=0))}")
+
+
+# --- samples by component -------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Components:
+    """Samples by component: of a class, or of a cluster of it."""
+
+    inputs: Tensor  # all samples (n, D), on any device
+    labels: NDArray[np.int64]  # class of each component, rising
+    rows: tuple[Tensor, ...]  # positions of the samples of each
+    device: torch.device  # where to compute; the samples of one component go there at a time
+
+    @classmethod
+    def of(
+        cls, inputs: Tensor, labels: Tensor, groups: Tensor | None, device: torch.device
+    ) -> Components:
+        """Sort samples by class, and by their cluster (n,) within it if there are any."""
+        part = torch.zeros_like(labels) if groups is None else groups.to(labels)
+        keys = torch.unique(torch.stack([labels, part]), dim=1).T.tolist()
+        rows = tuple(torch.nonzero((labels == c) & (part == g)).flatten() for c, g in keys)
+        return cls(inputs, np.array([label for label, _ in keys], dtype=np.int64), rows, device)
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """Samples of each component."""
+        return np.array([len(rows) for rows in self.rows], dtype=np.int64)
+
+    def centered(self, component: int) -> tuple[Float, Tensor]:
+        """Return the mean (D,) of a component, and its samples around it, in double precision."""
+        samples = self.inputs[self.rows[component]].to(self.device).double()
+        mean = samples.mean(dim=0)
+        return np.asarray(mean.cpu().numpy()), samples - mean
+
+    def full(self, keep: Flags) -> tuple[Float, FullCovariance]:
+        """Return means (kept, D) and full covariances of some components."""
+        places, side = np.flatnonzero(keep), self.inputs.shape[1]
+        means = np.empty((len(places), side))
+        matrices = np.empty((len(places), side, side), np.float32)
+        for place, component in enumerate(places.tolist()):
+            means[place], samples = self.centered(component)
+            matrices[place] = (samples.T @ samples / len(samples)).cpu().numpy()
+        return means, FullCovariance(matrices)
+
+    def factored(
+        self, keep: Flags, rank: Rank, largest: int | None, units: Float, int8: bool
+    ) -> tuple[Float, Float, LowRankCovariance]:
+        """Return means (kept, D) in units, the steps to round them to, and covariances as sent.
+
+        A rank that follows from the counts also rounds and smooths.
+        """
+        features = self.inputs.shape[1]
+        means, columns, deviations, ranks, steps = [], [], [], [], []
+        for component in np.flatnonzero(keep).tolist():
+            mean, samples = self.centered(component)
+            count, blur = len(samples), 0.0
+            if isinstance(rank, int):
+                own = rank
+            else:
+                own = min(allowed_rank(count, features), features if largest is None else largest)
+                blur = coarseness(count, features, min(own, features))
+            top, rest, trace = factor_samples(samples / torch.from_numpy(units).to(samples), own)
+            squares = rest**2
+            smooth = count * squares + blur * SMOOTHING * squares.mean()
+            means.append(mean / units)
+            columns += list(top.T)
+            deviations.append(np.sqrt(smooth / (count + blur * SMOOTHING)))
+            ranks.append(top.shape[1])
+            steps.append(blur * PUSHES * math.sqrt(max(0.0, trace)) / count)
+        factors = store(columns, np.repeat(steps, ranks), units, int8)
+        stored = store(deviations, steps, units, int8, round_up=True)
+        if isinstance(rank, int):
+            covariance = LowRankCovariance(_as_columns(factors, len(means)), stored)
+        else:
+            covariance = LowRankCovariance(factors, stored, np.array(ranks))
+        return np.array(means), np.array(steps), covariance
+
+    def small_means(self, keep: Flags, rule: MeanRule) -> tuple[Flags, Float]:
+        """Return which components but those to keep are shown as means, and these (shown, D)."""
+        shown, features = ~keep & (self.counts >= max(1, rule.least)), self.inputs.shape[1]
+        found: dict[int, Float] = {}
+        partly: dict[int, Float] = {}
+        for component in np.flatnonzero(shown).tolist():
+            mean, samples = self.centered(component)
+            variance = float((samples**2).mean(dim=0).sum())
+            whole = whole_mean(mean, len(samples), variance, rule)
+            shown[component] = whole is not None or keep.any()
+            if whole is not None:
+                found[component] = whole
+            elif keep.any():
+                partly[component] = mean
+        if partly:
+            # In as many directions as may be shown; in the rest as the other classes' means.
+            numbers = {c: shown_numbers(len(self.rows[c]), features) for c in partly}
+            center, directions = self.frame(keep, max(numbers.values()))
+            for component, mean in partly.items():
+                own = directions[:, : numbers[component]]
+                found[component] = np.asarray(center + own @ (own.T @ (mean - center)))
+        return shown, np.reshape([found[c] for c in sorted(found)], (-1, features))
+
+    def frame(self, large: Flags, numbers: int) -> tuple[Float, Float]:
+        """Return the mean (D,) of some components, and in which directions they vary most.
+
+        At most so many directions (D, numbers), falling.
+        """
+        parts = [self.centered(component) for component in np.flatnonzero(large).tolist()]
+        samples = torch.cat([samples for _, samples in parts])
+        few = len(samples) < samples.shape[1]
+        matrix = (samples @ samples.T if few else samples.T @ samples).cpu().numpy()
+        values, vectors, _ = top_eigenpairs(matrix, min(numbers, len(matrix)))
+        order = np.argsort(-values)
+        # Of samples around their means some combinations are zero, and have no direction.
+        order = order[values[order] > 1e-12 * values.max()]
+        directions = np.array(vectors[:, order])
+        if few:
+            along = samples.T @ torch.from_numpy(directions).to(samples)
+            directions = along.cpu().numpy() / np.sqrt(values[order])
+        return np.mean([mean for mean, _ in parts], axis=0), directions
+
+
+# --- clusters of a class --------------------------------------------------------------------------
+
+
+def cluster_classes(
+    inputs: Tensor,
+    labels: Tensor,
+    clusters: int,
+    min_count: int,
+    seed: int,
+    device: torch.device | None = None,
+) -> Tensor:
+    """Return for each sample its cluster within its class, so that a class is not one Gaussian.
+
+    No cluster has fewer than `min_count` samples, whose moments would give the samples away:
+    smaller ones are dissolved, smallest first, and their samples go to the nearest centre left.
+    """
+    groups = torch.zeros_like(labels)
+    for label in torch.unique(labels).tolist():
+        mine = labels == label
+        # The samples of a class move to the device at once.
+        points = inputs[mine].float().to(inputs.device if device is None else device)
+        found, centers = k_means(points, clusters, seed + label)
+        groups[mine] = _dissolve_small(points, found, centers, min_count).to(groups)
+    return groups
+
+
+def _dissolve_small(points: Tensor, labels: Tensor, centers: Tensor, min_count: int) -> Tensor:
+    alive = list(range(len(centers)))
+    while True:
+        counts = torch.bincount(labels, minlength=len(centers))
+        smallest = min(alive, key=lambda k: int(counts[k]))
+        if int(counts[smallest]) >= min_count or len(alive) == 1:
+            break
+        alive.remove(smallest)
+        moved = labels == smallest
+        left = torch.tensor(alive, device=labels.device)
+        labels = labels.clone()
+        labels[moved] = left[torch.cdist(points[moved], centers[left]).argmin(dim=1)]
+    return torch.searchsorted(torch.tensor(alive, device=labels.device), labels)
+
+
+def k_means(
+    points: Tensor, clusters: int, seed: int, rounds: int = 25, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return labels (n,) and centres (k, D) of a seeded k-means with a k-means++ start.
+
+    Fewer clusters come back if there are fewer distinct points. `weights` (n,), all above 0, say
+    how much each point counts; `rounds` limits Lloyd's steps.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    squares = (points**2).sum(dim=1)
+
+    def distances(centers: Tensor) -> Tensor:
+        # As torch.cdist does it, less the copy of all points that it makes on every call.
+        if len(points) <= 25:
+            return torch.cdist(points, centers) ** 2
+        apart = squares[:, None] + (centers**2).sum(dim=1)
+        return torch.addmm(apart, points, centers.T, alpha=-2).clamp_min_(0)
+
+    first = torch.randint(len(points), (1,), generator=generator)
+    centers = points[first.to(points.device)]
+    nearest = distances(centers)[:, 0]
+    while len(centers) < min(clusters, len(points)) and float(nearest.max()) > 0:
+        chance = nearest if weights is None else nearest * weights
+        pick = torch.multinomial(chance.double().cpu(), 1, generator=generator)
+        centers = torch.cat([centers, points[pick.to(points.device)]])
+        nearest = torch.minimum(nearest, distances(centers[-1:])[:, 0])
+    labels = distances(centers).argmin(dim=1)
+    weighted = points if weights is None else points * weights[:, None]
+    for _ in range(rounds):
+        totals = torch.zeros_like(centers).index_add_(0, labels, weighted)
+        counts = torch.bincount(labels, weights, minlength=len(centers)).to(points)
+        full = counts > 0
+        means = totals / torch.where(full, counts, torch.ones_like(counts))[:, None]
+        centers = torch.where(full[:, None], means, centers)
+        fresh = distances(centers).argmin(dim=1)
+        if bool((fresh == labels).all()):
+            break
+        labels = fresh
+    return labels, centers
+
+
+# --- low rank -------------------------------------------------------------------------------------
+
+
+def top_eigenpairs(covariance: Float, rank: int) -> tuple[Float, Float, float]:
+    """Return the largest eigenvalues (r,), their vectors (D, r), the sum of the other squares."""
+    side = len(covariance)
+    if rank == 0 or not covariance.any():
+        return np.zeros(rank), np.zeros((side, rank)), float((covariance**2).sum())
+    if 3 * rank >= side or side < 64:
+        values, vectors = np.linalg.eigh(covariance)
+        return values[-rank:], vectors[:, -rank:], float((values[:-rank] ** 2).sum())
+    # Lanczos is some ten times faster than all eigenvalues; a fixed start keeps it reproducible.
+    start = np.random.default_rng(0).standard_normal(side)
+    values, vectors = eigsh(covariance, k=rank, v0=start)
+    return values, vectors, float((covariance**2).sum() - (values**2).sum())
+
+
+def factor(covariance: Float, rank: int) -> tuple[Float, Float]:
+    """Return the factor (D, r) and the residual deviations (D,) of one covariance; r from 0."""
+    values, vectors, residual = top_eigenpairs(covariance, min(rank, len(covariance)))
+    top = vectors * np.sqrt(np.maximum(values, 0))
+    return top, _inflated(top, np.diag(covariance), residual, float((covariance**2).sum()))
+
+
+def factor_samples(samples: Tensor, rank: int) -> tuple[Float, Float, float]:
+    """Return factor (D, r), residual deviations (D,) and trace of the covariance of samples.
+
+    The samples (n, D) are centred; r may be 0.
+    """
+    count, features = samples.shape
+    if features <= count:
+        covariance = (samples.T @ samples / count).cpu().numpy()
+        return *factor(covariance, rank), float(np.trace(covariance))
+    gram = (samples @ samples.T / count).cpu().numpy()
+    _, vectors, residual = top_eigenpairs(gram, min(rank, count))
+    top = np.zeros((features, rank))
+    along = samples.T @ torch.from_numpy(np.array(vectors)).to(samples)
+    # More columns than samples are zero.
+    top[:, rank - along.shape[1] :] = along.cpu().numpy() / np.sqrt(count)
+    variances = (samples**2).mean(dim=0).cpu().numpy()
+    deviations = _inflated(top, variances, residual, float((gram**2).sum()))
+    return top, deviations, float(variances.sum())
+
+
+def _inflated(top: Float, variances: Float, residual: float, squares: float) -> Float:
+    """Return the deviations (D,) beside a factor (D, r), for what the off-diagonal leaves out.
+
+    `residual` and `squares` are the squares of the residual's and of the covariance's entries.
+    """
+    diagonal = np.maximum(variances - (top**2).sum(axis=1), 0)
+    # Below rounding there is no residual to speak of, and no need to inflate.
+    if residual <= 1e-13 * squares:
+        return np.asarray(np.sqrt(diagonal))
+    squared = max(float((diagonal**2).sum()), 1e-300)
+    return np.asarray(np.sqrt(diagonal * max(1.0, residual / squared)))
+
+
+# --- as it is sent --------------------------------------------------------------------------------
+
+
+def store(
+    rows: Sequence[Float] | Float,
+    steps: Sequence[float] | Float,
+    units: Float,
+    int8: bool,
+    round_up: bool = False,
+) -> Values:
+    """Return rows, in units, as they are sent: rounded to steps, in eight bits if units are 1.
+
+    Where units differ, one step in eight bits would not do for all features.
+    """
+    table, least = np.reshape(rows, (-1, len(units))), np.reshape(steps, (-1, 1))
+    if int8 and (units == 1).all():
+        return quantize(table, axis=1, round_up=round_up, least_step=least)
+    return (rounded(table, least, round_up) * units).astype(np.float32)
+
+
+def _as_columns(rows: Values, components: int) -> Values:
+    """Return rows of equally many for each component as columns: (components, D, r)."""
+    if isinstance(rows, QuantizedArray):
+        codes = rows.codes.reshape(components, -1, rows.shape[1]).transpose(0, 2, 1)
+        return QuantizedArray(codes, rows.scales.reshape(components, 1, -1))
+    return rows.reshape(components, -1, rows.shape[1]).transpose(0, 2, 1)

@@ -1,0 +1,685 @@
+"""One linear layer from the class moments of all nodes: the server's side.
+
+Beyond the papers: instead of any point of the intersection, the point with the smallest expected
+pairwise logistic loss under the nodes' moments::
+
+    sum_c pi_c sum_{j != c} E softplus(-(m_cj + sqrt(v_cj) xi)) + ridge |W|^2,  xi ~ N(0, 1)
+
+with m, v as in `gems_flwr.spaces.cone.cone` and pi_c the share of the samples. The expectation is a
+9-point Gauss-Hermite sum; L-BFGS minimises it. Features are divided by their pooled deviation
+first, which is where the ridge acts. The objective is smooth and convex.
+
+It is evaluated a block of components at a time (see `PooledMoments`). Automatic differentiation
+would keep every block until the end, so products with large arrays are differentiated by hand, and
+torch differentiates what has a few numbers per component. Sums have the order of automatic
+differentiation of the whole formula, so that digits do not depend on the blocks.
+
+**The moments of all nodes.** Full moments of one class are pooled exactly (counts add, means and
+covariances by the law of total variance), so that any split of the same data gives the same
+numbers. Low-rank components stay in the form in which they were sent, and a few at a time become
+numbers in double precision: of thousands of nodes all would not fit into memory.
+
+A class too small for a covariance on a node is lent that of the same class on other nodes, where
+any sent it, else the covariance within all classes. Where no node sent any, it is estimated from
+the spread of means, as in FedCOF: the mean of n samples has covariance Sigma / n, so that for K_c
+groups of class c, with n_ck samples and means mu_ck around mu_c::
+
+    sum_c sum_k n_ck (mu_ck - mu_c) (mu_ck - mu_c)^T / sum_c (K_c - 1)
+
+is Sigma on average. Without a second mean of any class a round covariance stands for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+import time
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from torch import Tensor
+from torch.nn.functional import cross_entropy, one_hot, softplus
+
+from gems_flwr.bounds import MAX_WEIGHT
+from gems_flwr.devices import exact_device
+from gems_flwr.errors import OptionError
+from gems_flwr.samples import Samples
+from gems_flwr.spaces.cone.build import factor
+from gems_flwr.spaces.cone.cone import ClassMomentCone, mean_values
+from gems_flwr.spaces.cone.covariance import FullCovariance, LowRankCovariance, Own, dense
+from gems_flwr.spaces.convex import Intersection, flatten_linear, verdict_of
+from gems_flwr.typing import Float
+
+# Chosen on MNIST validation data.
+RIDGE_FULL = 2e-3
+RIDGE_LOW_RANK = 3e-4
+# Of the Gauss-Hermite sum that stands for an expectation.
+POINTS = 9
+# Of a full covariance in double precision at a time.
+_ROWS_BYTES = 2**20
+# A block may take a quarter of what was received, within what is worth a step in Python and what
+# the processor's cache holds.
+_SMALLEST_BLOCK_BYTES, _LARGEST_BLOCK_BYTES = 2**20, 2**22
+_LEAST_BYTES = 2**18
+# As in `torch.sum` over a leading axis.
+_RUN, _LEVELS = 16, 4
+# Directions of an estimate from means, which has as many as there are means.
+_MOST_DIRECTIONS = 64
+# Of what the means leave: a share of the mean variance in every direction.
+_ROUND_SHARE = 0.1
+# In double precision where several nodes' moments were pooled; one node's alone as it sent them.
+Matrix = NDArray[np.float32] | NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PooledMoments:
+    """Components of all nodes, full ones pooled by class; the full ones come first."""
+
+    num_classes: int
+    labels: NDArray[np.int64]  # class of each component
+    shares: Float  # of each component, of all samples
+    means: Float  # (full components, D)
+    matrices: tuple[Matrix, ...]  # their covariances
+    low: LowRankComponents  # the other components
+    feature_scale: Float  # pooled deviation of each feature, floored (D,)
+
+
+def pool_moments(cones: Sequence[ClassMomentCone]) -> PooledMoments:
+    """Gather the moments of all nodes; components without a covariance are lent one."""
+    cones = lend_covariances(cones)
+    shapes = sorted({(cone.num_classes, cone.num_features) for cone in cones})
+    if len(shapes) != 1:
+        raise ValueError(f"cones: expected one number of classes and features, got {shapes}")
+    num_classes, features = shapes[0]
+    low = LowRankComponents.of(cones)
+    pooled: dict[int, tuple[int, Float, Matrix]] = {}
+    apart: list[tuple[int, int, Float, Matrix]] = []
+    for cone in cones:
+        if not isinstance(cone.covariance, FullCovariance):
+            continue
+        own = zip(cone.counts.tolist(), mean_values(cone), cone.covariance.matrices, strict=True)
+        rows = list(zip(cone.labels.tolist(), own, strict=True))
+        if len(set(cone.labels.tolist())) < len(rows):  # clusters, which pooling would undo
+            apart += [(label, *moments) for label, moments in rows]
+            continue
+        for label, moments in rows:
+            pooled[label] = _pooled(pooled[label], moments) if label in pooled else moments
+    full = [(label, *moments) for label, moments in pooled.items()] + apart
+    matrices = [matrix for *_, matrix in full]
+    labels, counts = [label for label, *_ in full], [count for _, count, *_ in full]
+    for cone in low.cones:
+        labels += cone.labels.tolist()
+        counts += cone.counts.tolist()
+    shares = np.array(counts, dtype=np.float64) / sum(counts)
+    full_means = np.reshape([mean for *_, mean, _ in full], (len(full), features))
+    variance = total_variance(shares, full_means, matrices, low)
+    typical = float(np.sqrt(variance.mean()))
+    # A feature that hardly varies would otherwise be blown up to the size of the others.
+    least = 0.1 * typical if typical > 0 else 1.0
+    return PooledMoments(
+        num_classes=num_classes,
+        labels=np.array(labels, dtype=np.int64),
+        shares=shares,
+        means=full_means,
+        matrices=tuple(matrices),
+        low=low,
+        feature_scale=np.maximum(np.sqrt(np.maximum(variance, 0)), least),
+    )
+
+
+def _pooled(
+    old: tuple[int, Float, Matrix], new: tuple[int, Float, Matrix]
+) -> tuple[int, Float, Matrix]:
+    """Return count, mean and covariance of both parts of a class together."""
+    (old_count, old_mean, old_matrix), (count, mean, matrix) = old, new
+    total, step = old_count + count, mean - old_mean
+    # Law of total variance, in the form that does not cancel.
+    between = np.outer(step, step) * (old_count * count / total**2)
+    # One matrix in double precision for a class, however many nodes have it.
+    both = np.asarray(old_matrix, dtype=np.float64)
+    both *= old_count
+    both += np.multiply(matrix, count, dtype=np.float64)
+    both /= total
+    both += between
+    return total, old_mean + step * (count / total), both
+
+
+def total_variance(
+    shares: Float, means: Float, matrices: Sequence[Matrix], low: LowRankComponents
+) -> Float:
+    """Return the variance of each feature over all samples: within the components and between."""
+    received = low.size_bytes + sum(matrix.nbytes for matrix in matrices)
+    # Some features at a time: all means in double precision may take more than what was sent.
+    at_once = max(received // 4, _LEAST_BYTES) // (32 * len(shares))
+    width, parts = max(64, at_once // 64 * 64), []
+    for first in range(0, means.shape[1], width):
+        columns = slice(first, first + width)
+        low_rank = list(low.columns(columns))
+        full_means = means[:, columns]
+        diagonals = np.array([np.diag(m)[columns] for m in matrices], dtype=np.float64)
+        all_means = np.concatenate([full_means, *(mean for mean, _ in low_rank)])
+        spreads = [diagonals.reshape(full_means.shape), *(spread for _, spread in low_rank)]
+        between = shares @ (all_means - shares @ all_means) ** 2
+        parts.append(shares @ np.concatenate(spreads) + between)
+    return np.concatenate(parts)
+
+
+# --- low-rank components, a block at a time -------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ComponentBlock:
+    """Some consecutive components in double precision."""
+
+    components: slice
+    means: Float  # (n, D)
+    variances: Float  # the diagonal parts of the covariances (n, D)
+    factors: Float  # columns of the factors as rows, one component's after the other's
+    present: NDArray[np.bool_]  # which columns a component has (n, largest rank)
+
+    @classmethod
+    def of(cls, entries: Sequence[tuple[ClassMomentCone, int]], first: int) -> ComponentBlock:
+        """Decode some components, of which `first` is the number of the first."""
+        means, deviations, factors = [], [], []
+        for cone, group in itertools.groupby(entries, key=lambda entry: entry[0]):
+            own = [index for _, index in group]
+            covariance, mine = _covariance(cone), slice(own[0], own[-1] + 1)
+            means.append(dense(cone.means, mine))
+            deviations.append(dense(covariance.deviations, mine))
+            factors += [covariance.factor(index).T for index in own]
+        # In C order, as the last digits of linear algebra depend on it.
+        joined = [np.concatenate(part).astype(float, "C") for part in (means, deviations, factors)]
+        ranks = np.array([len(rows) for rows in factors])
+        present, components = (
+            np.arange(ranks.max()) < ranks[:, None],
+            slice(first, first + len(ranks)),
+        )
+        return cls(components, joined[0], joined[1] ** 2, joined[2], present)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LowRankComponents:
+    """The components of all cones with low-rank covariances, in order; no array is copied."""
+
+    cones: tuple[ClassMomentCone, ...]
+
+    @classmethod
+    def of(cls, cones: Sequence[ClassMomentCone]) -> LowRankComponents:
+        """Take the cones with low-rank covariances."""
+        return cls(tuple(c for c in cones if isinstance(c.covariance, LowRankCovariance)))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @functools.cached_property
+    def size_bytes(self) -> int:
+        """Bytes received."""
+        return sum(cone.size_bytes for cone in self.cones)
+
+    @functools.cached_property
+    def _entries(self) -> list[tuple[ClassMomentCone, int]]:
+        return [(cone, index) for cone in self.cones for index in range(len(cone.labels))]
+
+    def blocks(self) -> Iterator[ComponentBlock]:
+        """Yield all components, a few at a time."""
+        for first, last in itertools.pairwise([0, *self._ends]):
+            yield ComponentBlock.of(self._entries[first:last], first)
+
+    def columns(self, features: slice) -> Iterator[tuple[NDArray[np.float32], Float]]:
+        """Yield each cone's means and variances in some features, (components, features) each."""
+        for cone in self.cones:
+            covariance, components = _covariance(cone), range(len(cone.labels))
+            factors = (covariance.factor(e)[features].astype(np.float64) for e in components)
+            squares = np.array([(factor**2).sum(axis=1) for factor in factors])
+            deviations = dense(covariance.deviations, slice(None), features).astype(np.float64)
+            yield dense(cone.means, slice(None), features), squares + deviations**2
+
+    @functools.cached_property
+    def _ends(self) -> list[int]:
+        """Return where each block ends.
+
+        Digits must not depend on where that is. So blocks are such that a vector instruction, of
+        up to 16 numbers, never reaches over the end of one; and none is of a single component, for
+        which linear algebra takes another way.
+        """
+        count = len(self)
+        if not count:
+            return []
+        features, classes = self.cones[0].num_features, self.cones[0].num_classes
+        ranks = sum(_covariance(cone).rank(index) for cone, index in self._entries)
+        # A step of the objective makes an array of shape (n, C, D) beside the block itself.
+        each = 8 * features * (ranks // count + 2 + classes)
+        budget = min(max(self.size_bytes // 4, _SMALLEST_BLOCK_BYTES), _LARGEST_BLOCK_BYTES)
+        run = 16 // math.gcd(16, classes)
+        size = max(1, budget // each // run) * run
+        return [*range(size, count - 1, size), count]
+
+
+def _covariance(cone: ClassMomentCone) -> LowRankCovariance:
+    assert isinstance(cone.covariance, LowRankCovariance)
+    return cone.covariance
+
+
+class CascadeSum:
+    """Sum arrays in runs of 16, the runs' sums again in runs of 16, and so on.
+
+    The order is that of `torch.sum`, so that it does not matter in how many parts the arrays come.
+    """
+
+    def __init__(self) -> None:
+        self._count, self._parts = 0, 0
+
+    def add(self, terms: Tensor) -> None:
+        """Add arrays that are stacked along the first axis."""
+        self._parts += 1
+        if self._parts == 1:
+            # Of what does not fill its vectors torch has another order: all of it at once is its.
+            self._first = terms.sum(dim=0)
+            self._levels = [torch.zeros_like(self._first) for _ in range(_LEVELS)]
+        for term in terms:
+            self._levels[0] += term
+            self._count += 1
+            for level in range(1, _LEVELS):
+                # The sum of a run that is complete goes one level up.
+                if self._count % _RUN**level:
+                    break
+                self._levels[level] += self._levels[level - 1]
+                self._levels[level - 1].zero_()
+
+    def total(self) -> Tensor:
+        """Return the sum of all that was added; at least one array must have been."""
+        return self._first if self._parts == 1 else sum(self._levels[1:], self._levels[0])
+
+
+# --- shares, means and covariances of whole classes -----------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HeadMoments:
+    """Class moments of all nodes together: what closed-form classifiers need.
+
+    Components of a class are one class here; their means' spread belongs to its covariance (law of
+    total variance). Shares and means are 0 where no node sent any samples.
+    """
+
+    shares: Float  # of each class, of all samples (C,)
+    means: Float  # (C, D)
+    within: Float  # covariance within the classes, each weighted by its share (D, D)
+    pooled: PooledMoments | None = None  # for covariances of single classes
+
+    @classmethod
+    def of(cls, cones: Sequence[ClassMomentCone]) -> HeadMoments:
+        """Gather the moments of all nodes."""
+        pooled = pool_moments(cones)
+        shares = np.zeros(pooled.num_classes)
+        np.add.at(shares, pooled.labels, pooled.shares)
+        sums = np.zeros((pooled.num_classes, pooled.means.shape[1]))
+        for components, own in component_means(pooled):
+            np.add.at(sums, pooled.labels[components], pooled.shares[components, None] * own)
+        means = sums / np.where(shares > 0, shares, 1.0)[:, None]
+        if all(cone.lacking.all() for cone in cones):
+            return cls(shares, means, covariance_from_means(cones))
+        everything = np.ones(len(pooled.labels), dtype=bool)
+        return cls(shares, means, _spread_around(pooled, means, everything), pooled)
+
+    def class_covariance(self, label: int) -> Float:
+        """Return the covariance of one class, (D, D)."""
+        if self.pooled is None:
+            raise ValueError("these moments have no covariances of single classes")
+        chosen = self.pooled.labels == label
+        return _spread_around(self.pooled, self.means, chosen) / float(self.shares[label])
+
+
+def component_means(pooled: PooledMoments) -> Iterator[tuple[slice, Float]]:
+    """Yield the means of all components, some at a time."""
+    full = len(pooled.matrices)
+    if full:
+        yield slice(0, full), pooled.means
+    for block in pooled.low.blocks():
+        first, last = block.components.start, block.components.stop
+        yield slice(full + first, full + last), block.means
+
+
+def _spread_around(pooled: PooledMoments, means: Float, chosen: Float) -> Float:
+    """Return the spread of some components around their classes' means, each times its share."""
+    full, weights = len(pooled.matrices), np.where(chosen, pooled.shares, 0.0)
+    features = pooled.means.shape[1]
+    total = np.zeros((features, features))
+    for component in np.flatnonzero(chosen[:full]):
+        total += np.multiply(pooled.matrices[component], weights[component], dtype=np.float64)
+    for components, own in component_means(pooled):
+        off = own - means[pooled.labels[components]]
+        total += (off * weights[components, None]).T @ off
+    diagonal = np.zeros(features)
+    for block in pooled.low.blocks():
+        mine = weights[full + block.components.start : full + block.components.stop]
+        diagonal += mine @ block.variances
+        rows = block.factors * np.sqrt(np.repeat(mine, block.present.sum(axis=1)))[:, None]
+        total += rows.T @ rows
+    total[np.diag_indices_from(total)] += diagonal
+    return (total + total.T) / 2
+
+
+# --- covariances for components without one -------------------------------------------------------
+
+
+def missing_classes(cones: Sequence[ClassMomentCone]) -> tuple[int, ...]:
+    """Return the classes of the task of which no node sent anything."""
+    sent = set().union(*(cone.labels.tolist() for cone in cones))
+    return tuple(label for label in range(cones[0].num_classes) if label not in sent)
+
+
+def lend_covariances(cones: Sequence[ClassMomentCone]) -> list[ClassMomentCone]:
+    """Return cones in which every component has a covariance; as they are where none lacks one."""
+    if not any(cone.lacking.any() for cone in cones):
+        return list(cones)
+    parts = [cone.without_components(cone.lacking) for cone in cones]
+    regular = [part for part in parts if part is not None]
+    # The small parts of a class are one component.
+    small = np.concatenate([cone.labels[cone.lacking] for cone in cones])
+    samples = np.concatenate([cone.counts[cone.lacking] for cone in cones])
+    rows = np.concatenate([mean_values(cone)[cone.lacking] for cone in cones])
+    labels = np.unique(small)
+    counts = np.array([samples[small == label].sum() for label in labels], dtype=np.int64)
+    means = np.stack([samples[small == label] @ rows[small == label] for label in labels])
+    stored = (means / counts[:, None]).astype(np.float32)
+    lent = _lent(cones, regular, labels.tolist())
+    return [*regular, ClassMomentCone(cones[0].num_classes, labels, counts, stored, lent)]
+
+
+def _lent(
+    cones: Sequence[ClassMomentCone], regular: Sequence[ClassMomentCone], labels: Sequence[int]
+) -> Own:
+    """Return a covariance for the small parts of each class, from the cones that have any."""
+    if not regular:
+        estimate = covariance_from_means(cones)
+        top, rest = factor(estimate, min(_MOST_DIRECTIONS, len(estimate)))
+        # An estimate from few means has some spread everywhere.
+        variance = float(np.trace(estimate)) / len(estimate)
+        return _stacked([(top, np.sqrt(rest**2 + _ROUND_SHARE * variance))] * len(labels))
+    moments = HeadMoments.of(regular)
+    donors = [
+        moments.class_covariance(label) if moments.shares[label] > 0 else moments.within
+        for label in labels
+    ]
+    if any(isinstance(cone.covariance, FullCovariance) for cone in regular):
+        return FullCovariance(np.stack(donors).astype(np.float32))
+    most = max(_covariance(cone).rank(e) for cone in regular for e in range(len(cone.labels)))
+    return _stacked([factor(matrix, most) for matrix in donors])
+
+
+def _stacked(pairs: Sequence[tuple[Float, Float]]) -> LowRankCovariance:
+    # Means within the bound may scatter beyond it: no node's lie is to end the run here.
+    rows, deviations = (
+        np.clip(each, -MAX_WEIGHT, MAX_WEIGHT).astype(np.float32)
+        for each in (
+            np.concatenate([top.T for top, _ in pairs]),
+            np.stack([rest for _, rest in pairs]),
+        )
+    )
+    return LowRankCovariance(rows, deviations, np.array([top.shape[1] for top, _ in pairs]))
+
+
+def covariance_from_means(cones: Sequence[ClassMomentCone]) -> Float:
+    """Return the covariance within classes, (D, D), estimated from counts and means alone."""
+    labels = np.concatenate([cone.labels for cone in cones])
+    counts = np.concatenate([cone.counts for cone in cones]).astype(np.float64)
+    means = np.concatenate([mean_values(cone) for cone in cones])
+    freedom = len(labels) - len(np.unique(labels))
+    if not freedom:
+        return np.eye(cones[0].num_features)
+    # Each mean's distance from its class's, times the root of its count.
+    rows = np.empty_like(means)
+    for label in np.unique(labels):
+        mine = labels == label
+        center = counts[mine] @ means[mine] / counts[mine].sum()
+        rows[mine] = np.sqrt(counts[mine])[:, None] * (means[mine] - center)
+    return np.asarray(rows.T @ rows / freedom)
+
+
+# --- the layer ------------------------------------------------------------------------------------
+
+
+ClassWeight = Literal["counts", "balanced"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ConeOptions:
+    """How the cone objective is minimised.
+
+    Parameters
+    ----------
+    ridge : float, optional
+        Weight of ``|W|^2`` on scaled features, at least 0. If left out, 2e-3 with full moments and
+        3e-4 without: the inflated diagonal of a low-rank covariance already acts as a ridge.
+    iterations : int
+        L-BFGS steps at most.
+    device, class_weight
+        Where the objective is evaluated; whether a class counts by its samples ("counts"), or all
+        classes the same ("balanced").
+    """
+
+    ridge: float | None = None
+    iterations: int = 200
+    device: str | torch.device = "cpu"
+    class_weight: ClassWeight = "counts"
+
+    def __post_init__(self) -> None:
+        if self.class_weight not in ("counts", "balanced"):
+            raise OptionError(f"class_weight: expected counts or balanced, got {self.class_weight}")
+        for name, low in (("ridge", 0), ("iterations", 1)):
+            value = getattr(self, name)
+            if value is not None and not value >= low:
+                raise OptionError(f"{name}: expected at least {low}, got {value}")
+
+
+def solve_cones(
+    cones: Sequence[ClassMomentCone],
+    options: ConeOptions | None = None,
+    public: Samples | None = None,
+    start: Float | None = None,
+    public_weight: float = 0.0,
+) -> Intersection:
+    """Return the linear layer that serves the class moments of all nodes best.
+
+    The result is ``feasible`` if it lies in every node's cone, else ``undecided``. Samples that are
+    `public` join the objective with `public_weight` times their mean loss; `start` is a flat layer.
+    """
+    began = time.perf_counter()
+    options = options or ConeOptions()
+    moments = pool_moments(cones)
+    objective = ConeObjective(moments, options, public, public_weight)
+    classes, features = moments.num_classes, moments.means.shape[1]
+    split, scale = classes * features, moments.feature_scale
+
+    def value_and_gradient(flat: Float) -> tuple[float, Float]:
+        w = objective.tensor(flat)
+        weight = w[:split].reshape(classes, features)
+        value, *parts = objective.value_and_gradient(weight, w[split:])
+        return value, torch.cat([part.reshape(-1) for part in parts]).cpu().numpy()
+
+    first = np.zeros(split + classes)
+    if start is not None:
+        first[:split] = (np.asarray(start)[:split].reshape(classes, features) * scale).reshape(-1)
+        first[split:] = np.asarray(start)[split:]
+    found = minimize(
+        value_and_gradient,
+        first,
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": options.iterations, "maxcor": 20, "ftol": 1e-10, "gtol": 1e-7},
+    )
+    weight = found.x[:split].reshape(classes, features) / scale
+    point = flatten_linear(weight, found.x[split:])
+    method = "cones: expected pairwise logistic loss"
+    return verdict_of(cones, point, method, began, int(found.nit))
+
+
+class ConeObjective:
+    """The smooth objective as a function of scaled weights (C, D) and bias (C,)."""
+
+    def __init__(
+        self,
+        moments: PooledMoments,
+        options: ConeOptions,
+        public: Samples | None = None,
+        public_weight: float = 0.0,
+    ) -> None:
+        self.device = exact_device(options.device)
+        self.classes, self.public = moments.num_classes, public
+        self.public_weight = public_weight
+        by_form = RIDGE_FULL if moments.matrices else RIDGE_LOW_RANK
+        self.ridge = by_form if options.ridge is None else options.ridge
+        shares = moments.shares
+        if options.class_weight == "balanced":
+            shares = balanced_shares(moments.labels, shares)
+        self.scale, self.labels = map(self.tensor, (moments.feature_scale, moments.labels))
+        self.shares = self.tensor(shares)
+        self.matrices, self.low = moments.matrices, moments.low
+        self.means = self.tensor(moments.means) / self.scale
+        nodes, weights = np.polynomial.hermite_e.hermegauss(POINTS)
+        self.nodes, self.node_weights = map(self.tensor, (nodes, weights / weights.sum()))
+        if public is not None:
+            self.public_inputs = public.inputs.to(self.device).to(torch.float64) / self.scale
+            self.public_labels = public.labels.to(self.device, torch.long)
+
+    def tensor(self, array: NDArray) -> Tensor:
+        """Return an array as a tensor on the device."""
+        return torch.from_numpy(array).to(self.device)
+
+    def value_and_gradient(self, weight: Tensor, bias: Tensor) -> tuple[float, Tensor, Tensor]:
+        """Return the objective at scaled weights, and its gradient by weights and by bias."""
+        step = _Step(self, weight, bias)
+        if self.matrices:
+            step.add_full()
+        for block in self.low.blocks():
+            step.add_low(block)
+            del block  # before the next one is made
+        return step.total()
+
+    def component_losses(self, components: slice, scores: Tensor, inner: Tensor) -> Tensor:
+        """Return the loss of some components, not yet weighted.
+
+        `scores` (n, C) are those of their means, `inner` (n, C, C) is ``W Sigma_e W^T`` for each.
+        """
+        labels = self.labels[components]
+        margin = scores.gather(1, labels[:, None]) - scores
+        diagonal = inner.diagonal(dim1=1, dim2=2)
+        own = diagonal.gather(1, labels[:, None])
+        cross = inner.gather(1, labels[:, None, None].expand(-1, 1, self.classes))[:, 0]
+        variance = (own + diagonal - 2 * cross).clamp_min(0)
+        deviation = (variance + 1e-12).sqrt()
+        terms = softplus(-(margin[..., None] + deviation[..., None] * self.nodes))
+        expected = terms @ self.node_weights
+        # The true class against itself is no rival.
+        rivals = 1.0 - one_hot(labels, self.classes).to(expected)
+        return (expected * rivals).sum(dim=1)
+
+
+class _Step:
+    """One evaluation under way: losses of the components so far, and parts of the gradient."""
+
+    def __init__(self, objective: ConeObjective, weight: Tensor, bias: Tensor) -> None:
+        self.objective, self.weight, self.bias = objective, weight, bias
+        components = len(objective.labels)
+        self.losses = weight.new_empty(components)
+        self.by_scores = weight.new_empty(components, objective.classes)
+        # The gradient by the weights: through scores, full covariances, factors, and the right
+        # and the left side of ``W diag(v) W^T``.
+        self.through_scores = torch.zeros_like(weight)
+        self.through_full: Tensor | None = None
+        self.through_factors = torch.zeros_like(weight)
+        self.through_right = torch.zeros_like(weight)
+        self.through_left = CascadeSum()
+
+    def add_full(self) -> None:
+        """Take in the components with full covariances."""
+        objective, weight = self.objective, self.weight
+        components = slice(0, len(objective.matrices))
+        # A matrix is needed once, as it is symmetric: W S is kept, and serves the gradient.
+        products = [self._times(matrix) for matrix in objective.matrices]
+        images = torch.stack(products).transpose(1, 2)
+        flat = images.reshape(-1, weight.shape[1]) @ weight.T
+        inner = flat.reshape(-1, objective.classes, objective.classes).requires_grad_()
+        (by_inner,) = self._add(components, objective.means, inner, [inner])
+        self.through_full = ((by_inner + by_inner.transpose(1, 2)) @ images).sum(dim=0)
+
+    def add_low(self, block: ComponentBlock) -> None:
+        """Take in some components with low-rank covariances."""
+        weight, classes = self.weight, self.objective.classes
+        first = len(self.objective.matrices)
+        components = slice(first + block.components.start, first + block.components.stop)
+        parts, scale = (block.means, block.variances, block.factors), self.objective.scale
+        means, variances, factors = map(self.objective.tensor, parts)
+        means, variances, factors = means.div_(scale), variances.div_(scale**2), factors.div_(scale)
+        count, features = means.shape
+        present = torch.from_numpy(block.present).to(weight.device)
+        wide = (weight * variances[:, None, :]).reshape(count * classes, features)
+        # Components of fewer columns than others see nothing in the rest.
+        padded = weight.new_zeros(*present.shape, classes)
+        padded[present] = factors @ weight.T
+        seen = padded.transpose(1, 2).contiguous().requires_grad_()
+        spread = (wide @ weight.T).reshape(count, classes, classes).requires_grad_()
+        inner = seen @ seen.transpose(1, 2) + spread
+        by_seen, by_spread = self._add(components, means, inner, [seen, spread])
+        rows = by_spread.reshape(count * classes, classes)
+        self.through_factors.addmm_(by_seen.transpose(1, 2)[present].T, factors)
+        self.through_right.addmm_(rows.T, wide)
+        left = torch.mm(rows, weight, out=wide).reshape(count, classes, features)
+        self.through_left.add(left.mul_(variances[:, None, :]))
+
+    def total(self) -> tuple[float, Tensor, Tensor]:
+        """Return value and gradient, with parts in the order of automatic differentiation."""
+        objective, weight = self.objective, self.weight
+        value = objective.shares @ self.losses + objective.ridge * (weight * weight).sum()
+        by_weight, by_bias = torch.zeros_like(weight), torch.zeros_like(self.bias)
+        if objective.public is not None:
+            leaves = [t.detach().requires_grad_() for t in (weight, self.bias)]
+            logits = objective.public_inputs @ leaves[0].T + leaves[1]
+            loss = objective.public_weight * cross_entropy(logits, objective.public_labels)
+            by_weight, by_bias = torch.autograd.grad(loss, leaves)
+            value = value + loss.detach()
+        by_weight = by_weight + objective.ridge * weight + objective.ridge * weight
+        if len(objective.low):
+            by_weight = by_weight + self.through_right
+            by_weight = by_weight + self.through_left.total() + self.through_factors
+        if self.through_full is not None:
+            by_weight = by_weight + self.through_full
+        by_weight = by_weight + self.through_scores
+        return float(value), by_weight, by_bias + self.by_scores.sum(dim=0)
+
+    def _times(self, matrix: NDArray) -> Tensor:
+        """Return ``S W^T``, (D, C), for a full covariance S of scaled features, by some rows."""
+        scale, features = self.objective.scale, self.weight.shape[1]
+        size = max(2, _ROWS_BYTES // (8 * features))
+        product = self.weight.new_empty(features, len(self.weight))
+        for first, last in itertools.pairwise([*range(0, features - 1, size), features]):
+            rows = self.objective.tensor(matrix[first:last].astype(np.float64))
+            rows.div_(scale[first:last, None] * scale)
+            torch.mm(rows, self.weight.T, out=product[first:last])
+        return product
+
+    def _add(
+        self, components: slice, means: Tensor, inner: Tensor, leaves: list[Tensor]
+    ) -> list[Tensor]:
+        """Take in losses and scores; return the gradient by what `inner` is made of."""
+        scores = (means @ self.weight.T + self.bias).requires_grad_()
+        losses = self.objective.component_losses(components, scores, inner)
+        by_scores, *others = torch.autograd.grad(
+            losses, [scores, *leaves], self.objective.shares[components]
+        )
+        self.losses[components], self.by_scores[components] = losses.detach(), by_scores
+        self.through_scores.addmm_(by_scores.T, means)
+        return others
+
+
+def balanced_shares(labels: NDArray[np.int64], shares: Float) -> Float:
+    """Return shares in which all classes that occur weigh the same."""
+    totals = np.bincount(labels, weights=shares)
+    return np.asarray(shares / totals[labels] / np.count_nonzero(totals))

@@ -1,0 +1,491 @@
+"""A trained model as a file that others use: ONNX, or a torch program.
+
+Weights alone predict nothing: stored values are multiplied by a scale first, and logits made into
+probabilities and a label afterwards. `Portable` is all of it as one torch module, which torch's
+exporters take. ONNX files have the input ``input`` and say in ``metadata_props`` where the model
+comes from; a torch program (``.pt2``) loads without this library:
+``torch.export.load("model.pt2").module()(inputs)``. What was made is tried on random inputs before
+it is returned.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import importlib
+import importlib.util
+import io
+import json
+import logging
+import math
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gems_flwr.core.disk import disk_faults, write_atomically
+from gems_flwr.core.records import to_numpy
+from gems_flwr.errors import ModelError, NotInstalledError, OptionError
+from gems_flwr.networks import resize_model
+from gems_flwr.strategies.members import split_models
+from gems_flwr.tools.model_card import versions
+from gems_flwr.typing import Arrays
+
+Format = Literal["onnx", "torch"]
+_SUFFIXES: dict[str, str] = {"onnx": ".onnx", "torch": ".pt2"}
+# Beside a torch program in its file; torch.export.load(…, extra_files={"source.json": ""}).
+_SOURCE = "source.json"
+# Examples in tracing and trying: more than one, which tracing would take for a constant.
+_EXAMPLES = 8
+# Far above rounding, far below another model.
+_MOST_DIFFERENCE = 1e-3
+Build = Callable[[], nn.Module]
+
+
+@dataclass(frozen=True, eq=False)
+class ExportedModel:
+    """What `export_model` made.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto or torch.export.ExportedProgram
+        The model.
+    input_shape : tuple of int
+        Shape of one example.
+    outputs : tuple of str
+        Names of the outputs, in order.
+    difference : float
+        Largest difference of its outputs to those of the torch model, on random inputs.
+    """
+
+    model: Any
+    input_shape: tuple[int, ...]
+    outputs: tuple[str, ...]
+    difference: float
+
+
+def export_model(
+    arrays: ArrayRecord | Arrays,
+    model: nn.Module | Build | None = None,
+    *,
+    to: Format,
+    path: str | Path | None = None,
+    input_shape: Sequence[int] | None = None,
+    scale: float = 1.0,
+    classes: int | Sequence[str] | None = None,
+    member: str | None = None,
+    source: Mapping[str, str] | None = None,
+) -> ExportedModel:
+    """Make a model of a run usable elsewhere, with what stands before and behind its weights.
+
+    Parameters
+    ----------
+    arrays : ArrayRecord, or mapping from str to ndarray
+        The weights, such as ``result.arrays``; hidden layers may have other widths than `model`.
+    model : torch.nn.Module, or callable that returns one, optional
+        The network; not needed for a linear model.
+    to : {"onnx", "torch"}
+        The format.
+    path : path, optional
+        Where to write the file; by default it is only returned.
+    input_shape : sequence of int, optional
+        Shape of one example, as in ``(1, 28, 28)``; not needed for a linear model.
+    scale : float, default 1.0
+        What raw values are multiplied with before the network sees them, such as 1 / 255.
+    classes : int or sequence of str, optional
+        How many classes there are, or their names; 0: the model predicts a number. By default one
+        for each output, if there are several.
+    member : str, optional
+        Which model to take, by its name, where there are several.
+    source : mapping from str to str, optional
+        Where the model comes from; goes into the file.
+
+    Raises
+    ------
+    ModelError
+        If arrays and network do not fit, or the format has nothing for the network.
+    OptionError
+        If something is missing that the arrays do not show.
+    NotInstalledError
+        If the extra ``export`` is needed and not there.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import torch
+    >>> from gems_flwr.tools import export_model
+    >>> layer = {"weight": np.array([[2.0, 0.0], [0.0, 2.0]]), "bias": np.zeros(2)}
+    >>> made = export_model(layer, to="torch", scale=1 / 16, classes=["cat", "dog"])
+    >>> made.outputs
+    ('logits', 'probabilities', 'label')
+    >>> made.model.module()(torch.tensor([[16.0, 0.0], [3.0, 9.0]]))[2]
+    tensor([0, 1])
+    """
+    if to not in _SUFFIXES:
+        raise OptionError(f"to: expected one of {list(_SUFFIXES)}, got {to!r}")
+    plain = to_numpy(arrays) if isinstance(arrays, ArrayRecord) else arrays
+    network = _network(_chosen(plain, member), model)
+    names = None if classes is None or isinstance(classes, int) else [str(c) for c in classes]
+    if names is not None and (len(set(names)) != len(names) or len(names) < 2):
+        raise OptionError(f"classes: expected at least two different names, got {names}")
+    shape = _shape(network) if input_shape is None else tuple(input_shape)
+    count = _count(network) if classes is None else len(names) if names is not None else classes
+    portable = Portable(network, shape, cast("int", count), float(scale))
+    facts = {**versions(), **(source or {}), "scale": repr(float(scale))}
+    if names:
+        facts["classes"] = ", ".join(names)
+    inputs = portable.example(_EXAMPLES)
+    with torch.no_grad():
+        expected = [each.numpy() for each in portable(inputs)]
+    if to == "onnx":
+        made = _to_onnx(portable, facts)
+        data = made.SerializeToString()
+        got = _run_onnx(made, inputs)
+    else:
+        made = _to_program(portable)
+        got = [each.numpy() for each in made.module()(inputs)]
+        data = _program_bytes(made, facts) if path is not None else b""
+    # Labels are left to their outputs: two that are nearly equal may change places.
+    pairs = [(a, b) for a, b in zip(expected, got, strict=True) if a.dtype.kind == "f"]
+    difference = max(float(np.abs(a - b).max(initial=0.0)) for a, b in pairs)
+    if not difference <= _MOST_DIFFERENCE:
+        raise ModelError(
+            f"the outputs of the exported model differ by {difference:.3g} from those of the "
+            "model; please report it, with the network"
+        )
+    if path is not None:
+        write_atomically(Path(path), data)
+    return ExportedModel(made, shape, portable.output_names, difference)
+
+
+# --- from arrays to a network -----------------------------------------------------------------
+
+
+def _chosen(arrays: Arrays, member: str | None) -> Arrays:
+    """Return the model to export; refuse arrays that are no model."""
+    if not arrays:
+        raise ModelError("there are no arrays in it")
+    for name, array in arrays.items():
+        if array.dtype.kind not in "fiub":
+            raise ModelError(f"array '{name}' is of type {array.dtype}, expected numbers")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            count = int((~np.isfinite(array)).sum())
+            raise ModelError(f"array '{name}' has {count} values that are not finite numbers")
+    models = split_models(arrays)
+    names = ", ".join([*models][:10]) + (f" and {len(models) - 10} more" * (len(models) > 10))
+    if member is None and len(models) > 1:
+        raise OptionError(f"there are {len(models)} models ({names}): choose one (--member NAME)")
+    if member is not None and member not in models:
+        raise OptionError(f"there is no model '{member}': there are {names}")
+    return models[member] if member is not None else next(iter(models.values()))
+
+
+def _network(arrays: Arrays, model: nn.Module | Build | None) -> nn.Module:
+    """Return a network with the weights of some arrays, at the widths that these have."""
+    if model is None:
+        return _linear_network(arrays)
+    built = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
+    if not isinstance(built, nn.Module):
+        raise OptionError(f"model: expected a torch.nn.Module, got {type(built).__name__}")
+    state = built.state_dict()
+    for name, array in arrays.items():
+        if name in state and state[name].is_floating_point() != (array.dtype.kind == "f"):
+            raise ModelError(
+                f"array '{name}' is of type {array.dtype}, the model's is {state[name].dtype}"
+            )
+    return resize_model(built.cpu(), arrays).float()
+
+
+def _linear_network(arrays: Arrays) -> nn.Module:
+    """Return a linear layer: one array of two axes, and perhaps one with a number for each row."""
+    matrices = [array for array in arrays.values() if array.ndim == 2 and array.size]
+    others = [array for array in arrays.values() if array.ndim != 2 or not array.size]
+    fits = len(matrices) == 1 and len(others) <= 1
+    fits = fits and all(each.shape == matrices[0].shape[:1] for each in others)
+    if not fits or any(array.dtype.kind != "f" for array in arrays.values()):
+        shapes = ", ".join(f"{name} {tuple(each.shape)}" for name, each in arrays.items())
+        raise OptionError(
+            f"the arrays are more than a linear layer ({shapes[:300]}): say which network they "
+            "belong to (model, --model module:Net)"
+        )
+    layer = nn.Linear(matrices[0].shape[1], len(matrices[0]))
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(np.array(matrices[0])))
+        layer.bias.copy_(torch.from_numpy(np.array(others[0])) if others else torch.zeros(()))
+    return nn.Sequential(nn.Flatten(), layer)
+
+
+def _shape(network: nn.Module) -> tuple[int, ...]:
+    """Return the shape of one example, where the first layer takes vectors."""
+    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
+    first = next((each for each in network.modules() if isinstance(each, kinds)), None)
+    lifted = any(hasattr(each, "features") for each in network.modules())
+    if not isinstance(first, nn.Linear) or lifted:
+        raise OptionError(
+            "say what shape one example has: input_shape=(1, 28, 28), --input-shape 1,28,28"
+        )
+    return (first.in_features,)
+
+
+def _count(network: nn.Module) -> int:
+    layers = [each for each in network.modules() if isinstance(each, nn.Linear)]
+    if not layers or layers[-1].out_features == 1:
+        raise OptionError(
+            "say what the output means: classes=['no', 'yes'] (--classes no,yes), or classes=0 for "
+            "a number (--numbers)"
+        )
+    return layers[-1].out_features
+
+
+class Portable(nn.Module):
+    """A model with the scale before and the probabilities behind it."""
+
+    def __init__(
+        self, model: nn.Module, input_shape: tuple[int, ...], classes: int, scale: float
+    ) -> None:
+        super().__init__()
+        if not math.isfinite(scale) or scale == 0:
+            raise ModelError(f"scale: expected a finite number other than 0, got {scale!r}")
+        self.model, self.input_shape = model, input_shape
+        self.scale, self.classes = scale, classes
+        self.eval()
+        self.requires_grad_(False)
+        shape = ", ".join(map(str, self.input_shape))
+        try:
+            with torch.no_grad():
+                outputs = model(torch.zeros(2, *self.input_shape))
+        except Exception as error:
+            reason = " ".join(str(error).split())[:300]
+            raise ModelError(
+                f"the model does not take inputs shaped (n, {shape}): {type(error).__name__}: "
+                f"{reason}; give the shape of one example, input_shape (--input-shape 1,28,28)"
+            ) from error
+        if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != 2:
+            what = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+            raise ModelError(
+                f"the model maps inputs shaped (2, {shape}) to {what}, expected (2, outputs)"
+            )
+        count = outputs.shape[1]
+        if self.classes == 0 and count != 1:
+            raise ModelError(f"a number has one output, the model has {count}")
+        if self.classes and count != self.classes and (self.classes, count) != (2, 1):
+            raise ModelError(f"the model has {count} outputs for {self.classes} classes")
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """What `forward` returns, in order."""
+        return ("logits", "probabilities", "label") if self.classes else ("prediction",)
+
+    def example(self, count: int) -> Tensor:
+        """Return random inputs that the scale maps to 0 … 1."""
+        source = torch.Generator().manual_seed(0)
+        return torch.rand(count, *self.input_shape, generator=source) / self.scale
+
+    def forward(self, input: Tensor) -> tuple[Tensor, ...]:
+        """Return what `output_names` says for raw values of shape ``(n, *input_shape)``."""
+        output = self.model(input * self.scale)
+        if not self.classes:
+            return (output.flatten(),)
+        if output.shape[1] == 1:  # the logit of the second of two classes
+            output = F.pad(output, (1, 0))
+        return output, torch.softmax(output, dim=1), output.argmax(1)
+
+
+# --- formats ----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what torch reports about its internals off the screen."""
+    loggers = [logging.getLogger(name) for name in ("torch", "torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _failed(what: str, error: Exception, advice: str) -> ModelError:
+    first = " ".join(str(error).split())[:300]
+    return ModelError(f"{what}: {type(error).__name__}: {first}; {advice}")
+
+
+def _to_program(model: Portable) -> Any:
+    # Only now: it takes a while to import.
+    import torch.export
+
+    shapes = {"input": {0: torch.export.Dim("batch", min=1)}}
+    try:
+        with _quiet():
+            inputs = (model.example(_EXAMPLES),)
+            program = torch.export.export(model, inputs, dynamic_shapes=shapes)
+    except Exception as error:  # torch raises many kinds
+        advice = "a network whose steps depend on the values or the number of its inputs has to "
+        what = "torch.export cannot trace the model"
+        raise _failed(what, error, f"{advice}be rewritten") from error
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # files of this machine
+    return program
+
+
+def _program_bytes(program: Any, source: Mapping[str, str]) -> bytes:
+    buffer = io.BytesIO()
+    with _quiet():
+        torch.export.save(program, buffer, extra_files={_SOURCE: json.dumps(dict(source))})
+    return buffer.getvalue()
+
+
+def _to_onnx(model: Portable, source: Mapping[str, str]) -> Any:
+    for name in ("onnx", "onnxscript"):
+        if importlib.util.find_spec(name) is None:
+            raise NotInstalledError(f"pip install 'gems-flwr[export]': ONNX needs {name}")
+    import onnx
+
+    program, names = _to_program(model), list(model.output_names)
+    try:
+        with _quiet():
+            how: dict[str, Any] = {"dynamo": True, "verbose": False}
+            made = torch.onnx.export(program, (), input_names=["input"], output_names=names, **how)
+            assert made is not None
+            proto = made.model_proto
+        # What tracing notes about the code and the machine.
+        graph = proto.graph
+        parts = (graph.node, graph.value_info, graph.input, graph.output, graph.initializer)
+        for part in (graph, *(each for group in parts for each in group)):
+            del part.metadata_props[:]
+            part.doc_string = ""
+        onnx.helper.set_model_props(proto, {str(key): str(text) for key, text in source.items()})
+        onnx.checker.check_model(proto, full_check=True)
+    except Exception as error:  # torch and onnxscript raise many kinds, a model above 2 GiB too
+        what = "the model cannot be written as ONNX"
+        raise _failed(what, error, "export it --to torch") from error
+    return proto
+
+
+def _run_onnx(proto: Any, inputs: Tensor) -> list[Any]:
+    from onnx.reference import ReferenceEvaluator
+
+    return list(ReferenceEvaluator(proto).run(None, {"input": inputs.numpy()}))
+
+
+# --- gems-flwr export -------------------------------------------------------------------------
+
+_HOW = """\
+A linear model needs no options:
+
+    gems-flwr export model.safetensors --to onnx
+
+The model of your own Flower app (Net is a class or function in task.py):
+
+    gems-flwr export model.safetensors --to onnx --model task:Net \\
+        --input-shape 1,28,28 --scale 0.00392156862745098
+
+Status: 0 if it was written, 2 for bad input."""
+
+
+def add_export(commands: Any) -> None:
+    """Add the command to the parser of ``gems-flwr``."""
+    export = commands.add_parser(
+        "export",
+        help="write a model as ONNX or a torch program",
+        description="Write a model file in a format that others read, preprocessing included.",
+        epilog=_HOW,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = export.add_argument
+    add("file", type=Path, help="model.safetensors, or the folder of a run")
+    add("--to", choices=list(_SUFFIXES), required=True, help="the format")
+    add("-o", "--output", type=Path, help="the new file; beside the model, if not given")
+    add("--model", metavar="MODULE:NAME", help="what builds the network, from the current folder")
+    add("--input-shape", type=_shape_of, metavar="1,28,28", help="shape of one example")
+    add("--scale", type=float, default=1.0, help="what raw values are multiplied with first; 1")
+    add("--member", metavar="NAME", help="of several models, this one")
+    add = export.add_mutually_exclusive_group().add_argument
+    add("--classes", metavar="A,B,…", help="names of the classes, in order")
+    add("--numbers", action="store_true", help="the output is a number, not a class")
+    export.set_defaults(run=_export)
+
+
+def _export(options: argparse.Namespace) -> int:
+    file = options.file / "model.safetensors" if options.file.is_dir() else options.file
+    output = options.output or file.with_suffix(_SUFFIXES[options.to])
+    if output.resolve() == file.resolve():
+        raise OptionError(f"{output} is the model itself: choose another file (-o)")
+    shape, classes = options.input_shape, options.classes
+    made = export_model(
+        _read_arrays(file),
+        _own_network(options.model) if options.model else None,
+        to=options.to,
+        path=output,
+        input_shape=tuple(shape) if shape else None,
+        scale=options.scale,
+        classes=0 if options.numbers else classes and [name.strip() for name in classes.split(",")],
+        member=options.member,
+    )
+    print(
+        f"{output}: input ({', '.join(map(str, ('n', *made.input_shape)))}), "
+        f"outputs {', '.join(made.outputs)}\n"
+        f"  tried on random inputs: differs from the torch model by at most {made.difference:.1e}"
+    )
+    if not options.model:
+        print("taken for a linear model; if a lift or network stands below it, give --model")
+    return 0
+
+
+def _shape_of(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+def _read_arrays(path: Path) -> dict[str, NDArray]:
+    """Return the arrays of a safetensors file."""
+    with disk_faults(f"read {path}"):
+        path.open("rb").close()
+    try:
+        with safe_open(str(path), framework="numpy") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (SafetensorError, ValueError, TypeError, AttributeError, KeyError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ModelError(f"{path} is not a safetensors file that can be read: {reason}") from error
+
+
+def _own_network(text: str) -> Any:
+    """Return what ``module:name`` names, looked up from the current folder."""
+    module, _, name = text.partition(":")
+    if not module or not name:
+        raise OptionError(f"--model: expected module:name, such as task:Net, got '{text}'")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise OptionError(f"--model {text}: {error}; run it where {module} can be found") from error
+    finally:
+        sys.path.pop(0)
+    if not callable(found):  # a network is callable as well
+        raise OptionError(f"--model {text}: expected a network or what builds one, got {found!r}")
+    if isinstance(found, nn.Module):
+        return found
+    try:
+        return found()
+    except TypeError as error:
+        raise OptionError(
+            f"--model {text} cannot be called without arguments ({error}): name a function that "
+            "can, and returns the network"
+        ) from error

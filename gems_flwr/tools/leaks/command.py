@@ -1,0 +1,260 @@
+"""``gems-flwr inspect``: what a space gives away, and the files of features that it takes.
+
+What a cone is made of is what its layer sees: the data itself for a plain logistic model, features
+of the network below it else. `save_features` writes those. Nothing is unpickled, so there is no
+``.pt``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import json
+import textwrap
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from gems_flwr.core.disk import replacing
+from gems_flwr.errors import OfflineError, OptionError
+from gems_flwr.spaces import load_space
+from gems_flwr.spaces.cone import ClassMomentCone
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from gems_flwr.networks import Data
+    from gems_flwr.tools.leaks.inspection import Inspection
+    from gems_flwr.tools.leaks.recipes import LayerSamples
+
+GIVEN_AWAY_STATUS = 4
+INPUTS, LABELS = ("inputs", "x", "X", "features"), ("labels", "y", "targets")
+SUFFIXES = (".npz", ".safetensors")
+
+_DATA = """\
+The data are inputs of the layer that the space is for, and classes: .npz or
+.safetensors with arrays 'inputs' and 'labels'. For a plain logistic model these
+are the training data; for a network, features:
+
+    from gems_flwr.tools.leaks import save_features
+    save_features("data.npz", train_loader, model)  # as the server sent it
+
+Nothing leaves this machine. Status: 0 if nothing is alarming, 4 if a class is
+given away, 2 for bad input."""
+
+
+def add_inspect(commands: Any) -> None:
+    """Add the command to the parser of ``gems-flwr``."""
+    inspect = commands.add_parser(
+        "inspect",
+        help="say what a space gives away before it is sent (status 4: do not send)",
+        description="Attack a space with the data that it was made of, as its owner.",
+        epilog=_DATA,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = inspect.add_argument
+    add("file", type=Path, help="a space file")
+    add("--data", type=Path, help="what the space was made of")
+    add("--held-out", type=Path, help="more samples of the same kind that it was not made of")
+    add(
+        "--classes", type=int, default=12, metavar="N",
+        help="attack at most N classes, those that show most first; 12",
+    )  # fmt: skip
+    add("--seed", type=int, default=0, help="of all that is random; 0")
+    add("--json", action="store_true", help="print JSON")
+    inspect.set_defaults(run=_inspect)
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    if options.held_out is not None and options.data is None:
+        raise OptionError("--held-out needs --data: the samples that the space was made of")
+    if options.seed < 0 or options.classes < 0:
+        raise OptionError("--seed and --classes must be at least 0")
+    space = load_space(options.file)
+    if not isinstance(space, ClassMomentCone):
+        return _describe(options, space)
+    # Only now: scikit-learn takes a while to import.
+    from gems_flwr.tools.leaks.inspection import inspect_cone
+
+    data, held_out = (
+        None if path is None else read_features(path) for path in (options.data, options.held_out)
+    )
+    if held_out is not None and held_out.inputs.shape[1] != space.num_features:
+        raise OptionError(
+            f"held-out data: expected {space.num_features} features, as in the file, got "
+            f"{held_out.inputs.shape[1]}"
+        )
+    found = inspect_cone(space, data, held_out, most_classes=options.classes, seed=options.seed)
+    if options.json:
+        print(json.dumps(_as_json(options.file, space, found), indent=2))
+    else:
+        print("\n".join(_as_text(options.file, space, found)))
+    return GIVEN_AWAY_STATUS if found.given_away else 0
+
+
+def _describe(options: argparse.Namespace, space: Any) -> int:
+    from gems_flwr.tools.offline import describe
+
+    rows = {"file": str(options.file), **dict(describe(space))}
+    rows["note"] = (
+        f"a {space.kind} reveals the node's own model, as averaging does; what a model shows of "
+        "its samples is not tried here"
+    )
+    lines = [line for name, text in rows.items() for line in textwrap.wrap(f"{name}: {text}", 80)]
+    print(json.dumps(rows, indent=2) if options.json else "\n".join(lines))
+    return 0
+
+
+def _as_text(file: Path, cone: ClassMomentCone, found: Inspection) -> list[str]:
+    """Return the lines of at most 80 columns that the command prints."""
+    lines = [f"{file}: {cone.kind}, {cone.size_bytes:,} bytes, {cone.num_features} features"]
+    if found.recipe is not None:
+        how = "makes these very bytes of the data" if found.is_reproduced else "by its form"
+        lines.append(f"made by {found.recipe} ({how})")
+    if cone.privacy is not None:
+        promise = "noise was promised for epsilon {:g}, delta {:g}; no file can prove it"
+        lines.append(promise.format(*cone.privacy))
+    if cone.withheld:
+        lines.append(f"withheld classes: {', '.join(map(str, cone.withheld))}")
+    lines += [finding.verdict for finding in found.classes]
+    tried = [each.membership for each in found.classes if each.membership is not None]
+    if found.recipe is None:
+        lines.append("Attacks need the data: --data.")
+    elif not tried:
+        lines.append("Too few samples to try membership: give --held-out.")
+    elif not all(each.of_what_is_sent for each in tried):
+        lines.append(
+            "AUCs are of spaces of 3/4 of the samples, against the rest. An attacker who has more "
+            "of them does better: give more --held-out."
+        )
+    gone = ", ".join(str(each.label) for each in found.given_away)
+    lines.append(f"DO NOT SEND: class {gone}" if gone else "Nothing alarming.")
+    return [part for line in lines for part in textwrap.wrap(line, 80, subsequent_indent="  ")]
+
+
+def _as_json(file: Path, cone: ClassMomentCone, found: Inspection) -> dict[str, Any]:
+    """Return what was found as plain values; a field that changes its meaning gets a new name."""
+    return {
+        "file": str(file),
+        "kind": cone.kind,
+        "bytes": cone.size_bytes,
+        "made_by": None if found.recipe is None else str(found.recipe),
+        "reproduced": found.is_reproduced,
+        "privacy": None if cone.privacy is None else list(cone.privacy),
+        "given_away": [each.label for each in found.given_away],
+        "withheld": list(cone.withheld),
+        "classes": [
+            {"level": each.level, "verdict": each.verdict, **dataclasses.asdict(each)}
+            for each in found.classes
+        ],
+    }
+
+
+# --- files of features ------------------------------------------------------------------------
+
+
+def read_features(path: str | Path) -> LayerSamples:
+    """Return inputs and classes from a file; see `gems-flwr inspect --help` for its forms."""
+    path = Path(path)
+    if path.suffix not in SUFFIXES:
+        raise OfflineError(
+            f"{path}: data must be one of {', '.join(SUFFIXES)}; torch tensors can be written "
+            "by gems_flwr.tools.leaks.save_features"
+        )
+    try:
+        inputs, labels = _arrays(path)
+    except OfflineError:
+        raise
+    except (ValueError, SafetensorError, zipfile.BadZipFile, EOFError, KeyError) as error:
+        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise OfflineError(f"{path} cannot be read as {path.suffix[1:]}: {reason}") from error
+    return _checked(path, inputs, labels)
+
+
+def _arrays(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
+    if path.suffix == ".npz":
+        with np.load(path) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    else:
+        arrays = load_file(path)
+    inputs = [arrays[name] for name in INPUTS if name in arrays]
+    labels = [arrays[name] for name in LABELS if name in arrays]
+    if not inputs or not labels:
+        raise OfflineError(
+            f"{path}: expected an array called {INPUTS[0]} (n x D) and one called {LABELS[0]} (n), "
+            f"got {sorted(arrays)}"
+        )
+    return inputs[0], labels[0]
+
+
+def _checked(path: Path, inputs: NDArray[Any], labels: NDArray[Any]) -> LayerSamples:
+    from gems_flwr.tools.leaks.recipes import LayerSamples
+
+    for name, array in (("inputs", inputs), ("labels", labels)):
+        if not (np.issubdtype(array.dtype, np.number) or array.dtype == bool):
+            raise OfflineError(f"{path}: {name} must be numbers, got {array.dtype}")
+    rows, classes = inputs, labels.reshape(-1).astype(np.float64)
+    if inputs.ndim > 1 and inputs.size:
+        rows = inputs.reshape(len(inputs), -1).astype(np.float64)
+    if rows.ndim != 2 or len(rows) != len(classes) or not rows.size:
+        raise OfflineError(
+            f"{path}: expected inputs (n x D) and labels (n), got {inputs.shape} and {labels.shape}"
+        )
+    if not np.isfinite(rows).all():
+        raise OfflineError(f"{path}: inputs must be finite, got NaN or inf")
+    if not np.array_equal(classes, np.rint(classes)):
+        raise OfflineError(f"{path}: labels must be class numbers 0, 1, …, got {classes[:3]}")
+    return LayerSamples(rows, classes.astype(np.int64))
+
+
+def save_features(
+    path: str | Path, data: Data, model: nn.Module, *, layer: str | None = None
+) -> int:
+    """Write what a model's output layer sees of some data, for ``gems-flwr inspect --data``.
+
+    Parameters
+    ----------
+    path : path
+        A file that ends in ``.npz``; for its owner alone.
+    data : pair of arrays, or iterable of batches
+        As in `good_enough_mod`: the data that the space was built on, or held-out data.
+    model : torch.nn.Module
+        With the weights that the server sent.
+    layer : str, optional
+        Name of the linear output layer, where it cannot be found.
+
+    Returns
+    -------
+    int
+        How many samples were written.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> import torch
+    >>> from gems_flwr.tools.leaks import save_features
+    >>> net = torch.nn.Sequential(torch.nn.Linear(8, 5), torch.nn.ReLU(), torch.nn.Linear(5, 2))
+    >>> with TemporaryDirectory() as folder:
+    ...     save_features(Path(folder, "data.npz"), (torch.randn(40, 8), torch.arange(40) % 2), net)
+    40
+    """
+    from gems_flwr.networks import LayerReader, is_read_once
+
+    path = Path(path)
+    if path.suffix != ".npz":
+        raise OfflineError(f"{path}: features are written as .npz")
+    data = list(data) if is_read_once(data) else data
+    arrays = {name: value.detach().cpu().numpy() for name, value in model.state_dict().items()}
+    reader = LayerReader(arrays, copy.deepcopy(model), layer, call="save_features(path, data, Net)")
+    samples = reader.read(data, reader.output_layer(data))
+    inputs, labels = (each.detach().cpu().numpy() for each in (samples.inputs, samples.labels))
+    with replacing(path, private=True) as temporary, temporary.open("wb") as file:
+        np.savez(file, inputs=inputs, labels=labels)
+    return len(samples)

@@ -1,0 +1,202 @@
+"""Who is who: a name is no proof, and no node gets at what another one has contributed."""
+
+import numpy as np
+import pytest
+from flwr.proto.node_pb2 import NodeInfo
+from helpers_learners import initial as initial_walk
+from helpers_learners import walking_app
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conftest import initial_arrays, small_model, toy_app, train_reply
+from gems_flwr import DynamicAveraging, FedAvg, InProcessGrid
+from gems_flwr.core import NameDispute
+from gems_flwr.core.nodes import Nodes
+from gems_flwr.core.records import instruction_round, pack_name
+
+
+class Directory:
+    """What a grid knows of its nodes: names by id, empty where none is registered."""
+
+    def __init__(self, names):
+        self.names = dict(names)
+
+    def get_node_ids(self):
+        return set(self.names)
+
+    def get_nodes(self):
+        return [NodeInfo(node_id=node, name=name) for node, name in self.names.items()]
+
+
+def named_nodes(names, claims=()):
+    nodes, directory = Nodes(), Directory(names)
+    nodes.settle(directory)
+    for node, claim in dict(claims).items():
+        nodes.learn({node: claim})
+    return nodes, directory
+
+
+# --- what a node is called --------------------------------------------------------------------
+
+
+def test_a_node_goes_by_its_registered_name_else_by_what_it_says_else_by_its_id():
+    nodes, _ = named_nodes({11: "north", 12: "", 13: ""}, {11: "west", 12: "south"})
+    assert [nodes.name(node) for node in (11, 12, 13)] == ["north", "south", "#13"]
+    assert nodes.take_disputes() == ()
+
+
+def test_nobody_gets_the_name_of_an_unnamed_node_by_guessing_its_id():
+    """An honest node without a name calls itself by its own id, and that changes nothing."""
+    nodes, _ = named_nodes({11: "", 12: "", 13: ""}, {12: "11", 13: "#11", 11: "11"})
+    assert [nodes.name(node) for node in (11, 12, 13)] == ["#11", "11#12", "#11#13"]
+    assert nodes.take_disputes() == (
+        NameDispute("11#12", "11", "#11"),
+        NameDispute("#11#13", "#11", "#11"),
+    )
+
+
+def test_a_registered_name_is_never_beaten_by_a_claim(caplog):
+    nodes, _ = named_nodes({11: "north", 12: "", 13: "south"}, {12: "north", 13: "north"})
+    assert [nodes.name(node) for node in (11, 12, 13)] == ["north", "north#12", "south"]
+    assert nodes.take_disputes() == (
+        NameDispute("north#12", "north", "north"),
+        NameDispute("south", "north", "north"),
+    )
+    assert "event=name_disputed node=south claimed=north holder=north" in caplog.text
+
+
+def test_who_joins_under_its_registered_name_takes_it_from_one_who_only_claims_it():
+    nodes, directory = named_nodes({12: ""}, {12: "north"})
+    directory.names[11] = "north"
+    # In the middle of a round nobody is renamed, and the claimant is not believed either.
+    nodes.meet(directory, [11, 12])
+    assert [nodes.name(node) for node in (11, 12)] == ["#11", "north"]
+    nodes.learn({11: "north"})
+    assert nodes.settle(directory) == {"#11": "north", "north": "north#12"}
+    assert [nodes.name(node) for node in (11, 12)] == ["north", "north#12"]
+    assert nodes.take_disputes() == (NameDispute("north#12", "north", "north"),)
+    assert nodes.settle(directory) == {}
+
+
+def test_of_two_nodes_with_one_name_neither_comes_first():
+    claimed, _ = named_nodes({11: "", 12: ""})
+    claimed.learn({11: "north", 12: "north"})
+    registered, _ = named_nodes({11: "north", 12: "north"})
+    for nodes in (claimed, registered):
+        assert [nodes.name(node) for node in (11, 12)] == ["north#11", "north#12"]
+        assert nodes.take_disputes() == (
+            NameDispute("north#11", "north", "north#12"),
+            NameDispute("north#12", "north", "north#11"),
+        )
+
+
+def test_what_a_node_calls_itself_later_does_not_count():
+    nodes, _ = named_nodes({11: "", 12: ""}, {11: "north", 12: None})
+    nodes.learn({11: "south"})
+    nodes.learn({12: "south"})
+    assert [nodes.name(node) for node in (11, 12)] == ["north", "#12"]
+
+
+def test_numbers_come_in_order_and_no_two_names_in_one_place():
+    nodes, _ = named_nodes({11: "10", 12: "9", 13: "b", 14: "09", 15: "", 16: "a"})
+    ordered = sorted(range(11, 17), key=nodes.position)
+    assert [nodes.name(node) for node in ordered] == ["09", "9", "10", "#15", "a", "b"]
+    assert len({nodes.position(node) for node in ordered}) == 6
+
+
+NODES = st.integers(11, 15)
+NAMES = st.sampled_from(["north", "11", "#11", "12", "north#11", "north#12", "11#12", "13#14#15"])
+STEPS = st.one_of(
+    st.tuples(st.just("claim"), NODES, NAMES),
+    st.tuples(st.just("meet"), NODES, st.one_of(st.just(""), NAMES)),
+    st.tuples(st.just("settle"), NODES, st.just("")),
+)
+
+
+@given(st.lists(STEPS, max_size=12))
+def test_whatever_nodes_say_names_are_unique_and_registered_ones_go_to_whom_they_belong(steps):
+    nodes, directory = Nodes(), Directory({})
+    for step, node, name in steps:
+        if step == "claim":
+            nodes.learn({node: name})
+        elif step == "meet":
+            directory.names.setdefault(node, name)
+            nodes.meet(directory, [node])
+        else:
+            nodes.settle(directory)
+        names = [nodes.name(node) for node in range(11, 16)]
+        assert len(set(names)) == 5
+        assert len({nodes.position(node) for node in range(11, 16)}) == 5
+    nodes.settle(directory)
+    registered = list(directory.names.values())
+    for node, name in directory.names.items():
+        if name and "#" not in name and registered.count(name) == 1:
+            assert nodes.name(node) == name
+
+
+# --- what a run makes of it -------------------------------------------------------------------
+
+
+class Town(InProcessGrid):
+    """Nodes with ids of our choice, registered names (``registered``) and rounds to join in.
+
+    A node with ``from`` 3 is there as soon as the messages of round 2 are out.
+    """
+
+    def __init__(self, app, nodes):
+        configs = {node: dict(config) for node, config in nodes.items()}
+        self.registered = {node: c.pop("registered", "") for node, c in configs.items()}
+        self.joins = {node: c.pop("from", 1) for node, c in configs.items()}
+        super().__init__(app, list(configs.values()))
+        self._configs = configs
+        self.round = 0
+
+    def get_node_ids(self):
+        return {node for node, first in self.joins.items() if first <= self.round + 1}
+
+    def get_nodes(self):
+        return [NodeInfo(node_id=n, name=self.registered[n]) for n in self.get_node_ids()]
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        self.round = max(instruction_round(message.content) for message in messages)
+        return super().push_messages(messages)
+
+
+def test_a_node_that_calls_itself_by_anothers_id_changes_nobodys_part(tmp_path):
+    """Node 700's partition is its config; its name is the id of node 500, which has none."""
+    nodes = {500: {"partition-id": 500}, 600: {"partition-id": 0}, 700: {"partition-id": 1}}
+    app = toy_app({1: lambda m, c: _called(m, c, "500")})
+    result = FedAvg(checkpoint_dir=tmp_path).start(Town(app, nodes), initial_arrays(), num_rounds=1)
+    assert result.history[1].nodes_answered == ("0", "#500", "500#700")
+    assert result.history[1].name_disputes == (NameDispute("500#700", "500", "#500"),)
+    # Weights 1, 2 and 501 with that many examples.
+    expected = (1 + 4 + 501**2) / 504
+    moved = result.arrays["weight"].numpy() - small_model()["weight"]
+    assert moved == pytest.approx(np.full((2, 3), expected), rel=1e-5)
+
+
+def _called(message, context, name):
+    reply = train_reply(message, context)
+    reply.content["node"] = pack_name(name)["node"]
+    return reply
+
+
+# Node 600 calls itself 1 until somebody comes who is registered as 1, in round 3.
+SQUATTER = {500: {"partition-id": 0}, 600: {"partition-id": 1}}
+OWNER = {700: {"partition-id": 9, "registered": "1", "from": 3}}
+PEACEFUL = {700: {"partition-id": 9, "registered": "9", "from": 3}}
+
+
+def test_models_of_local_learners_stay_with_their_nodes_when_names_change_hands():
+    def play(nodes):
+        strategy = DynamicAveraging(delta=0.01, augmentation="all")
+        return strategy.start(Town(walking_app(), nodes), initial_walk(), num_rounds=6)
+
+    disputed, peaceful = play(SQUATTER | OWNER), play(SQUATTER | PEACEFUL)
+    assert disputed.arrays["w"].numpy() == pytest.approx(peaceful.arrays["w"].numpy())
+    for key in ("lost_states", "models_up", "models_down"):
+        assert disputed.details[key] == peaceful.details[key]
+    before, after = disputed.details["node_loss"], peaceful.details["node_loss"]
+    assert before == {"0": after["0"], "1#600": after["1"], "1": after["9"]}
+    assert disputed.history[3].name_disputes == (NameDispute("1#600", "1", "1"),)
