@@ -46,7 +46,6 @@ from simulations.experiment.execution import (
     first_score,
     lasting_overrides,
     run_server,
-    start_again,
 )
 from simulations.experiment.experiment import Experiment, experiment_of
 from simulations.experiment.watching import trackers_of
@@ -107,7 +106,7 @@ def _run(
     if experiment.keeps_models_on_nodes and CheckpointFolder(folder).load() is not None:
         # Simulated nodes end with their process; without their models it would be another run.
         console.print(f"[dim]{os.path.relpath(folder)}: was interrupted, starts again[/dim]")
-        start_again(folder)
+        CheckpointFolder(folder).clear()
 
     def say(text: str) -> None:
         console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)

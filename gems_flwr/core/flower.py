@@ -37,6 +37,8 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
 # What `Grid.set_run` takes and `Grid.run` returns. When it goes: see what `Grid` asks for then.
+# The lines at the beginning of a run that a Flower user knows. When it goes: leave them out.
+from flwr.serverapp.strategy.strategy_utils import log_strategy_start_info
 from flwr.supercore.run import Run
 
 # What `Message.__init__` asks for outside of Flower's own processes. When it goes: see there.
@@ -70,7 +72,20 @@ def records_from_bytes(data: bytes) -> RecordDict:
 
 
 __all__ = [
-    "HANDLER_RAISED", "LOST", "NODE_LOST", "SUPERLINK_NODE_ID", "ClientAppCallable", "Mod",
-    "NodeInfo", "ProtoMessage", "Run", "TaskIdentity", "make_message", "message_from_proto",
-    "message_to_proto", "records_from_bytes", "records_to_bytes",
+    "HANDLER_RAISED",
+    "LOST",
+    "NODE_LOST",
+    "SUPERLINK_NODE_ID",
+    "ClientAppCallable",
+    "Mod",
+    "NodeInfo",
+    "ProtoMessage",
+    "Run",
+    "TaskIdentity",
+    "log_strategy_start_info",
+    "make_message",
+    "message_from_proto",
+    "message_to_proto",
+    "records_from_bytes",
+    "records_to_bytes",
 ]  # fmt: skip

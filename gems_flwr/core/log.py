@@ -1,8 +1,7 @@
 """The run's log: one line per event, as ``key=value`` pairs that a person and a program can read.
 
 ``event=reply round=3 node=hospital-2 what=train bytes=31744 seconds=4.1``. The lines go to a child
-of Flower's logger, so they appear where an operator already looks. Around them stand the lines that
-a Flower user knows: what was started, round by round, and the result at the end.
+of Flower's logger, so they appear where an operator already looks. Around them stand Flower's own.
 
 Flower logs whatever a ServerApp raises with its traceback. Errors of ours say who or what is at
 fault and what to do, so of those one line is kept; the level DEBUG (``FLWR_LOG_LEVEL``) shows all.
@@ -10,22 +9,17 @@ fault and what to do, so of those one line is kept; the level DEBUG (``FLWR_LOG_
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
-import reprlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from flwr.app import ConfigRecord
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from gems_flwr.bounds import MAX_REASON_CHARACTERS
 from gems_flwr.errors import GemsError
 
 if TYPE_CHECKING:
-    from gems_flwr.core.run import RunResult, ServerState
+    from gems_flwr.core.run import RunResult
 
 logger = logging.getLogger("flwr.gems")
 
@@ -67,14 +61,6 @@ def log_warning(event: str, /, **fields: object) -> None:
     logger.warning("%s", _line(event, fields))
 
 
-def without_clashes(
-    fields: Mapping[str, object], metrics: Mapping[str, object]
-) -> dict[str, object]:
-    """Return fields and metrics together; metrics, which nodes name, may not pass for fields."""
-    taken = {"event", *fields}
-    return {**fields, **{f"metric.{k}" if k in taken else k: v for k, v in metrics.items()}}
-
-
 def readable(text: str, most: int = MAX_REASON_CHARACTERS) -> str:
     """Return what a node wrote as text that a log can take: cut, and without control characters."""
     cut = "".join(c if c.isprintable() or c == "\n" else "?" for c in text[:most])
@@ -104,55 +90,16 @@ def _text(value: object) -> str:
     return text if plain and text else json.dumps(text, ensure_ascii=False)
 
 
-# --- what a person reads at the beginning and at the end, laid out as Flower does it -----------
+# --- what a person reads at the end -------------------------------------------------------------
 
-# Of what all strategies share these are always worth a line, others where they are set.
-_ALWAYS = ("min_nodes", "fraction_train", "fraction_evaluate", "seed")
 # Most lines about single nodes; a federation of thousands has rounds.jsonl.
 _MOST_NODES = 10
-
-
-def start_lines(
-    strategy: str, rounds: int, state: ServerState, *configs: ConfigRecord | None
-) -> list[str]:
-    """Return how a run begins; the configs of train and evaluate messages come last."""
-    done = f", {state.round} of them done" if state.round else ""
-    megabytes = sum(array.nbytes for array in state.arrays.values()) / 1024**2
-    lines = [
-        f"Starting {strategy} strategy:",
-        f"\t├── Number of rounds: {rounds}{done}",
-        f"\t├── ArrayRecord ({megabytes:.2f} MB)",
-    ]
-    for purpose, config in zip(("train", "evaluate"), configs, strict=True):
-        each = ((k, "<bytes>" if isinstance(v, bytes) else v) for k, v in (config or {}).items())
-        shown = ", ".join(f"'{key}': {value}" for key, value in each)
-        lines.append(f"\t├── ConfigRecord ({purpose}): {f'{{{shown}}}' if shown else '(empty!)'}")
-    return lines
-
-
-def settings_lines(settings: Mapping[str, Any], shared: Mapping[str, Any]) -> list[str]:
-    """Return a strategy's settings as a tree, without those that are not set.
-
-    Of `shared`, the defaults of those that every strategy has, only what is set otherwise is
-    shown, and what decides about nodes.
-    """
-    shown = [
-        f"{name}: {shown_option(value)}"
-        for name, value in settings.items()
-        if not is_unset(value) and (name not in shared or name in _ALWAYS or value != shared[name])
-    ]
-    signs = ["├"] * (len(shown) - 1) + ["└"]
-    return [
-        "\t└──> Settings:",
-        *(f"\t\t{s}── {line}" for s, line in zip(signs, shown, strict=True)),
-    ]
-
-
-def end_lines(result: RunResult, seconds: float) -> list[str]:
-    """Return how a run has ended, and after how long."""
-    finished = f"Strategy execution finished in {seconds:.2f}s"
-    said = [f"\t{line}" for line in str(result).splitlines()]
-    return ["", finished, "", "Final results:", "", *said, ""]
+_VERDICTS = {
+    "feasible": "yes",
+    "incomplete": "yes, but for some classes no node sent anything",
+    "empty": "no model is, which is proved; this one violates the spaces least",
+    "undecided": "not decided; of the models found this one violates the spaces least",
+}
 
 
 def result_lines(result: RunResult) -> list[str]:
@@ -165,29 +112,25 @@ def result_lines(result: RunResult) -> list[str]:
     if exchanges:
         each = ", ".join(f"{k} × {n}" if n > 1 else k for k, n in exchanges.items())
         lines.append(f"Exchanges: {exchanges.total()} ({each})")
-    left_out = [f"\tnode {node}, {short(why)}" for node, why in who_was_left_out(result).items()]
+    times = Counter(failure.node for _, failure in result.failures)
+    why = {
+        f.node: f"{'once' if times[f.node] == 1 else f'{times[f.node]} times'}: {f.reason}"
+        for _, f in result.failures
+    }
+    by_strategy = result.details.get("left_out")
+    why = {**(by_strategy if isinstance(by_strategy, Mapping) else {}), **why}
+    left_out = [f"\tnode {node}, {short(str(reason))}" for node, reason in why.items()]
     lines += [f"Left out: {len(left_out) or 'none'}", *left_out[:_MOST_NODES]]
     if len(left_out) > _MOST_NODES:
         lines.append(f"\tand {len(left_out) - _MOST_NODES} more")
+    if status := result.details.get("status"):
+        lines.append(f"Good enough for every node: {_VERDICTS.get(status, status)}")
     if (bound := result.details.get("loss_bound")) is not None:
         loss = result.details["loss"]
         lines.append(f"Loss: {loss:.6g}, at most {bound:.3g} above that of the pooled optimum")
     if scores := result.details.get("node_scores"):
         lines.append(f"Node scores: {_scores(scores)}")
     return lines
-
-
-def who_was_left_out(result: RunResult) -> dict[str, str]:
-    """Return who did not contribute, and to how many rounds; the last reason of each."""
-    times = Counter(failure.node for _, failure in result.failures)
-    reasons = {failure.node: failure.reason for _, failure in result.failures}
-    left_out = {
-        node: f"{'once' if times[node] == 1 else f'{times[node]} times'}: {reason}"
-        for node, reason in reasons.items()
-    }
-    if isinstance(by_strategy := result.details.get("left_out"), Mapping):
-        left_out |= {node: str(w) for node, w in by_strategy.items() if node not in left_out}
-    return left_out
 
 
 def _scores(scores: Mapping[str, float]) -> str:
@@ -198,21 +141,3 @@ def _scores(scores: Mapping[str, float]) -> str:
         f"mean {sum(scores.values()) / len(scores):.4f} of {len(scores)}, lowest "
         f"{scores[lowest]:.4f} (node {lowest}), highest {max(scores.values()):.4f}"
     )
-
-
-def is_unset(value: Any) -> bool:
-    """Return whether an option says nothing."""
-    return value is None or (isinstance(value, Sequence | Mapping) and not len(value))
-
-
-def shown_option(value: Any) -> str:
-    """Return an option as a person reads it: arrays and functions by what they are."""
-    if isinstance(value, str | int | float | Path) or dataclasses.is_dataclass(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return reprlib.repr(dict(value))
-    if isinstance(value, Sequence):
-        return f"[{', '.join(shown_option(each) for each in value[:4])}{', …' * (len(value) > 4)}]"
-    if hasattr(value, "shape"):
-        return f"array {tuple(value.shape)}"
-    return getattr(value, "__name__", type(value).__name__)

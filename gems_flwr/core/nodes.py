@@ -11,7 +11,7 @@ goes by the name under which it is registered; else by what it called itself in 
 no other node goes by that; else by ``#`` and its id. A name that another node has, or that is
 another node's id, gets the node's own id added (``north#42``), and so does one that ends like that:
 no node can take what belongs to another. A registered name is taken from a node that only calls
-itself so, between two rounds. Every name that two want is a `NameDispute`.
+itself so, between two rounds. A name that two want is logged as ``name_disputed``.
 
 Nodes are asked for their names only where an account is kept by name, before anything else and
 once, by a train message, which every app has a handler for. One that never sends its name is logged
@@ -23,7 +23,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -39,7 +39,6 @@ from gems_flwr.core.records import (
     pack_instruction,
     unpack_name,
 )
-from gems_flwr.core.run import NameDispute
 
 if TYPE_CHECKING:
     from gems_flwr.carriers import MeteredGrid
@@ -65,7 +64,6 @@ class Nodes:
         self._questions = 0
         # What the grid reports of nodes: the name that they are registered under, and since when.
         self._entries: dict[int, tuple[str, str]] = {}
-        self._disputes: list[NameDispute] = []
 
     # --- what a node is called ----------------------------------------------------------------
 
@@ -98,11 +96,6 @@ class Nodes:
             # Flower writes times as ISO 8601 in UTC, whose order is that of the texts.
             return (1, 0, self._entries.get(node_id, ("", ""))[1], node_id)
         return (0, int(name), name, node_id) if name.isdecimal() else (2, 0, name, node_id)
-
-    def take_disputes(self) -> tuple[NameDispute, ...]:
-        """Return who called itself by another's name since this was last asked."""
-        taken, self._disputes = tuple(self._disputes), []
-        return taken
 
     def take_questions(self) -> int:
         """Return how often nodes were asked for their names since this was last asked."""
@@ -251,12 +244,10 @@ class Nodes:
         self._names[node], self._holders[name] = name, node
 
     def _dispute(self, claim: str, rivals: Mapping[int, int | None]) -> None:
-        """Note which nodes call themselves by a name that is a rival's, too."""
         for node, rival in rivals.items():
             if rival is not None:
-                dispute = NameDispute(self.name(node), claim, self.name(rival))
-                self._disputes.append(dispute)
-                log_warning("name_disputed", **asdict(dispute))
+                names = {"node": self.name(node), "holder": self.name(rival)}
+                log_warning("name_disputed", **names, claimed=claim)
 
 
 def _other(nodes: Iterable[int | None], node: int) -> int | None:

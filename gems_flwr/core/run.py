@@ -71,18 +71,6 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class NameDispute:
-    """A node that calls itself by a name which belongs to another, or to both."""
-
-    node: str  # what the run calls the node
-    claimed: str  # what it calls itself, or is registered as
-    holder: str  # what the run calls the other one
-
-    def __str__(self) -> str:
-        return f"node {self.node} calls itself '{self.claimed}', as node {self.holder} does"
-
-
-@dataclass(frozen=True)
 class RoundRecord:
     """What happened in one round; round 0 is the evaluation of the initial model."""
 
@@ -91,15 +79,12 @@ class RoundRecord:
     nodes_asked: tuple[str, ...] = ()
     nodes_answered: tuple[str, ...] = ()
     failures: tuple[Failure, ...] = ()
-    name_disputes: tuple[NameDispute, ...] = ()
     # Kinds of what nodes were asked, in order, such as ("cone", "score").
     exchanges: tuple[str, ...] = field(default=(), compare=False)
     traffic: Traffic = field(default_factory=Traffic)
     train_metrics: Metrics = field(default_factory=dict)
     evaluate_metrics: Metrics = field(default_factory=dict)
     server_metrics: Metrics = field(default_factory=dict)
-    # Metrics that were reported and hold nothing, which a result shows as Flower's does.
-    empty_metrics: tuple[str, ...] = ()
 
     def metric(self, name: str) -> float | None:
         """Return a number: the server's own if it has it, else the nodes' evaluation, training."""
@@ -113,8 +98,6 @@ class RoundRecord:
         """Return a flat dict for `rounds.jsonl`."""
         record: dict[str, Any] = dataclasses.asdict(self)
         record.update(record.pop("traffic"))
-        if not self.empty_metrics:
-            del record["empty_metrics"]
         return record
 
     @classmethod
@@ -123,10 +106,8 @@ class RoundRecord:
         rest = dict(record)
         traffic = Traffic(**{f.name: rest.pop(f.name) for f in dataclasses.fields(Traffic)})
         rest["failures"] = [Failure(**failure) for failure in rest["failures"]]
-        rest["name_disputes"] = [NameDispute(**dispute) for dispute in rest["name_disputes"]]
-        for name in ("nodes_asked", "nodes_answered", "failures", "name_disputes", "exchanges"):
+        for name in ("nodes_asked", "nodes_answered", "failures", "exchanges"):
             rest[name] = tuple(rest[name])
-        rest["empty_metrics"] = tuple(rest.get("empty_metrics", ()))
         return cls(**rest, traffic=traffic)
 
 
@@ -169,21 +150,16 @@ class ServerState:
             return {
                 record.round: MetricRecord(dict(values))
                 for record in self.history
-                if (values := getattr(record, metrics)) or metrics in record.empty_metrics
+                if (values := getattr(record, metrics))
             }
 
-        disputes = [
-            {"round": record.round, **dataclasses.asdict(dispute)}
-            for record in self.history
-            for dispute in record.name_disputes
-        ]
         return RunResult(
             arrays=to_record(self.arrays),
             train_metrics_clientapp=by_round("train_metrics"),
             evaluate_metrics_clientapp=by_round("evaluate_metrics"),
             evaluate_metrics_serverapp=by_round("server_metrics"),
             history=self.history,
-            details={**self.details, **({"name_disputes": disputes} if disputes else {})},
+            details=dict(self.details),
             stopped_because=stopped_because,
         )
 

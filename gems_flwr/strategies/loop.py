@@ -22,17 +22,14 @@ from flwr.serverapp.strategy import Strategy
 
 from gems_flwr.averaging import mean_metrics
 from gems_flwr.carriers import MeteredGrid
+from gems_flwr.core.flower import log_strategy_start_info
 from gems_flwr.core.folder import RoundLog, owned_folder
 from gems_flwr.core.log import (
-    end_lines,
     is_heard,
     log_event,
     log_text,
     log_warning,
-    settings_lines,
     short,
-    start_lines,
-    without_clashes,
 )
 from gems_flwr.core.nodes import Nodes
 from gems_flwr.core.records import (
@@ -264,10 +261,8 @@ class RoundLoop(Strategy):
         return self.merge_metrics(usable, EVALUATE) if usable else None
 
     def summary(self) -> None:
-        """Log the strategy's settings, for people and for programs."""
+        """Log the strategy's settings: those that are words, numbers or groups of such."""
         settings = self._settings()
-        shared = {field.name: field.default for field in dataclasses.fields(RoundLoop)}
-        log_text(*settings_lines(settings, shared))
         kinds = (str, int, float, Path)
         fine = {k: v for k, v in settings.items() if isinstance(v, kinds) or is_dataclass(v)}
         log_event("settings", **fine)
@@ -342,8 +337,8 @@ class RoundLoop(Strategy):
             round_log = self._open_round_log(initial)
 
             def first_state() -> ServerState:
-                scored = _recorded(server_metrics=_evaluate(evaluate_fn, 0, initial))
-                return ServerState(initial, (RoundRecord(0, **scored),))
+                scores = _evaluate(evaluate_fn, 0, initial)
+                return ServerState(initial, (RoundRecord(0, server_metrics=scores),))
 
             state = round_log.open(first_state, resume=resume) if round_log else first_state()
             self._log_start(state, rounds, train_config, evaluate_config)
@@ -388,14 +383,11 @@ class RoundLoop(Strategy):
                     nodes_asked=self._round.asked,
                     nodes_answered=self._round.answered,
                     failures=self._round.failures,
-                    name_disputes=self._nodes.take_disputes(),
                     exchanges=("name",) * self._nodes.take_questions() + self._round.kinds,
                     traffic=metered.total - counted,
-                    **_recorded(
-                        train_metrics=outcome.train_metrics,
-                        evaluate_metrics=outcome.evaluate_metrics,
-                        server_metrics=_evaluate(evaluate_fn, number, outcome.arrays),
-                    ),
+                    train_metrics=dict(outcome.train_metrics),
+                    evaluate_metrics=dict(outcome.evaluate_metrics),
+                    server_metrics=_evaluate(evaluate_fn, number, outcome.arrays),
                 )
                 counted = metered.total
                 state = state.after(record, outcome)
@@ -615,8 +607,9 @@ class RoundLoop(Strategy):
 
     def _log_start(self, state: ServerState, rounds: int, *configs: ConfigRecord | None) -> None:
         log_event("start", strategy=self._name, rounds=rounds, done=state.round)
+        log_text(f"Starting {self._name} strategy:")
         if is_heard():
-            log_text(*start_lines(self._name, rounds, state, *configs))
+            log_strategy_start_info(rounds, to_record(state.arrays), *configs)
         self.summary()
         settings = self._settings()
         for callback in self.callbacks:
@@ -634,7 +627,9 @@ class RoundLoop(Strategy):
             failures=len(result.failures),
         )
         if is_heard():
-            log_text(*end_lines(result, seconds))
+            finished = f"Strategy execution finished in {seconds:.2f}s"
+            log_text("", finished, "", "Final results:", "")
+            log_text(*(f"\t{line}" for line in str(result).splitlines()), "")
 
 
 def _split(memory: Arrays) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -658,15 +653,12 @@ def _logged(record: RoundRecord) -> dict[str, object]:
         "bytes_down": record.traffic.bytes_down,
         "seconds": record.seconds,
     }
-    return without_clashes(fields, single_numbers(metrics))
+    # Metrics, which nodes name, may not pass for fields.
+    taken = {"event", *fields}
+    named = single_numbers(metrics).items()
+    return {**fields, **{f"metric.{k}" if k in taken else k: v for k, v in named}}
 
 
 def _evaluate(evaluate_fn: EvaluateFn | None, server_round: int, arrays: Arrays) -> Metrics:
     metrics = evaluate_fn(server_round, to_record(arrays)) if evaluate_fn else None
-    return {} if metrics is None else metrics
-
-
-def _recorded(**metrics: Metrics) -> dict[str, Any]:
-    """Return metrics as a record keeps them: plain, with a note of records that are empty."""
-    empty = (name for name, each in metrics.items() if isinstance(each, MetricRecord) and not each)
-    return {**{name: dict(each) for name, each in metrics.items()}, "empty_metrics": tuple(empty)}
+    return dict(metrics or {})

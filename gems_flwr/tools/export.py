@@ -2,10 +2,9 @@
 
 Weights alone predict nothing: stored values are multiplied by a scale first, and logits made into
 probabilities and a label afterwards. `Portable` is all of it as one torch module, which torch's
-exporters take. ONNX files have the input ``input`` and say in ``metadata_props`` where the model
-comes from; a torch program (``.pt2``) loads without this library:
-``torch.export.load("model.pt2").module()(inputs)``. What was made is tried on random inputs before
-it is returned.
+exporters take. ONNX files have the input ``input``; a torch program (``.pt2``) loads without this
+library: ``torch.export.load("model.pt2").module()(inputs)``. What was made is tried on random
+inputs before it is returned.
 """
 
 from __future__ import annotations
@@ -16,12 +15,11 @@ import copy
 import importlib
 import importlib.util
 import io
-import json
 import logging
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -29,12 +27,12 @@ from typing import Any, Literal, cast
 import numpy as np
 import torch
 from flwr.app import ArrayRecord
-from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gems_flwr.core.disk import disk_faults, write_atomically
+from gems_flwr.core.disk import write_atomically
 from gems_flwr.core.records import to_numpy
 from gems_flwr.errors import ModelError, NotInstalledError, OptionError
 from gems_flwr.networks import resize_model
@@ -44,8 +42,6 @@ from gems_flwr.typing import Arrays
 
 Format = Literal["onnx", "torch"]
 _SUFFIXES: dict[str, str] = {"onnx": ".onnx", "torch": ".pt2"}
-# Beside a torch program in its file; torch.export.load(…, extra_files={"source.json": ""}).
-_SOURCE = "source.json"
 # Examples in tracing and trying: more than one, which tracing would take for a constant.
 _EXAMPLES = 8
 # Far above rounding, far below another model.
@@ -55,24 +51,12 @@ Build = Callable[[], nn.Module]
 
 @dataclass(frozen=True, eq=False)
 class ExportedModel:
-    """What `export_model` made.
+    """What `export_model` made."""
 
-    Parameters
-    ----------
-    model : onnx.ModelProto or torch.export.ExportedProgram
-        The model.
-    input_shape : tuple of int
-        Shape of one example.
-    outputs : tuple of str
-        Names of the outputs, in order.
-    difference : float
-        Largest difference of its outputs to those of the torch model, on random inputs.
-    """
-
-    model: Any
-    input_shape: tuple[int, ...]
-    outputs: tuple[str, ...]
-    difference: float
+    model: Any  # an onnx.ModelProto or a torch.export.ExportedProgram
+    input_shape: tuple[int, ...]  # of one example
+    outputs: tuple[str, ...]  # their names, in order
+    difference: float  # of its outputs to those of the torch model at most, on random inputs
 
 
 def export_model(
@@ -85,7 +69,6 @@ def export_model(
     scale: float = 1.0,
     classes: int | Sequence[str] | None = None,
     member: str | None = None,
-    source: Mapping[str, str] | None = None,
 ) -> ExportedModel:
     """Make a model of a run usable elsewhere, with what stands before and behind its weights.
 
@@ -108,8 +91,6 @@ def export_model(
         for each output, if there are several.
     member : str, optional
         Which model to take, by its name, where there are several.
-    source : mapping from str to str, optional
-        Where the model comes from; goes into the file.
 
     Raises
     ------
@@ -142,20 +123,23 @@ def export_model(
     shape = _shape(network) if input_shape is None else tuple(input_shape)
     count = _count(network) if classes is None else len(names) if names is not None else classes
     portable = Portable(network, shape, cast("int", count), float(scale))
-    facts = {**versions(), **(source or {}), "scale": repr(float(scale))}
-    if names:
-        facts["classes"] = ", ".join(names)
-    inputs = portable.example(_EXAMPLES)
+    facts = {**versions(), "scale": repr(float(scale)), "classes": ", ".join(names or ())}
+    inputs = portable.example()
     with torch.no_grad():
         expected = [each.numpy() for each in portable(inputs)]
     if to == "onnx":
         made = _to_onnx(portable, facts)
         data = made.SerializeToString()
-        got = _run_onnx(made, inputs)
+        from onnx.reference import ReferenceEvaluator
+
+        got = list(ReferenceEvaluator(made).run(None, {"input": inputs.numpy()}))
     else:
         made = _to_program(portable)
         got = [each.numpy() for each in made.module()(inputs)]
-        data = _program_bytes(made, facts) if path is not None else b""
+        buffer = io.BytesIO()
+        with _quiet():
+            torch.export.save(made, buffer)
+        data = buffer.getvalue()
     # Labels are left to their outputs: two that are nearly equal may change places.
     pairs = [(a, b) for a, b in zip(expected, got, strict=True) if a.dtype.kind == "f"]
     difference = max(float(np.abs(a - b).max(initial=0.0)) for a, b in pairs)
@@ -257,19 +241,16 @@ class Portable(nn.Module):
         super().__init__()
         if not math.isfinite(scale) or scale == 0:
             raise ModelError(f"scale: expected a finite number other than 0, got {scale!r}")
-        self.model, self.input_shape = model, input_shape
+        self.model, self.input_shape = model.eval().requires_grad_(False), input_shape
         self.scale, self.classes = scale, classes
-        self.eval()
-        self.requires_grad_(False)
         shape = ", ".join(map(str, self.input_shape))
         try:
             with torch.no_grad():
                 outputs = model(torch.zeros(2, *self.input_shape))
         except Exception as error:
-            reason = " ".join(str(error).split())[:300]
             raise ModelError(
-                f"the model does not take inputs shaped (n, {shape}): {type(error).__name__}: "
-                f"{reason}; give the shape of one example, input_shape (--input-shape 1,28,28)"
+                f"the model does not take inputs shaped (n, {shape}): {_reason(error)}; give the "
+                "shape of one example, input_shape (--input-shape 1,28,28)"
             ) from error
         if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != 2:
             what = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
@@ -287,10 +268,10 @@ class Portable(nn.Module):
         """What `forward` returns, in order."""
         return ("logits", "probabilities", "label") if self.classes else ("prediction",)
 
-    def example(self, count: int) -> Tensor:
+    def example(self) -> Tensor:
         """Return random inputs that the scale maps to 0 … 1."""
         source = torch.Generator().manual_seed(0)
-        return torch.rand(count, *self.input_shape, generator=source) / self.scale
+        return torch.rand(_EXAMPLES, *self.input_shape, generator=source) / self.scale
 
     def forward(self, input: Tensor) -> tuple[Tensor, ...]:
         """Return what `output_names` says for raw values of shape ``(n, *input_shape)``."""
@@ -305,25 +286,23 @@ class Portable(nn.Module):
 # --- formats ----------------------------------------------------------------------------------
 
 
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep what torch reports about its internals off the screen."""
     loggers = [logging.getLogger(name) for name in ("torch", "torch.onnx", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
+            for logger in loggers:
+                logger.setLevel(logging.ERROR)
             yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-def _failed(what: str, error: Exception, advice: str) -> ModelError:
-    first = " ".join(str(error).split())[:300]
-    return ModelError(f"{what}: {type(error).__name__}: {first}; {advice}")
 
 
 def _to_program(model: Portable) -> Any:
@@ -333,25 +312,19 @@ def _to_program(model: Portable) -> Any:
     shapes = {"input": {0: torch.export.Dim("batch", min=1)}}
     try:
         with _quiet():
-            inputs = (model.example(_EXAMPLES),)
+            inputs = (model.example(),)
             program = torch.export.export(model, inputs, dynamic_shapes=shapes)
     except Exception as error:  # torch raises many kinds
-        advice = "a network whose steps depend on the values or the number of its inputs has to "
-        what = "torch.export cannot trace the model"
-        raise _failed(what, error, f"{advice}be rewritten") from error
+        raise ModelError(
+            f"torch.export cannot trace the model: {_reason(error)}; a network whose steps depend "
+            "on the values or the number of its inputs has to be rewritten"
+        ) from error
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # files of this machine
     return program
 
 
-def _program_bytes(program: Any, source: Mapping[str, str]) -> bytes:
-    buffer = io.BytesIO()
-    with _quiet():
-        torch.export.save(program, buffer, extra_files={_SOURCE: json.dumps(dict(source))})
-    return buffer.getvalue()
-
-
-def _to_onnx(model: Portable, source: Mapping[str, str]) -> Any:
+def _to_onnx(model: Portable, facts: dict[str, str]) -> Any:
     for name in ("onnx", "onnxscript"):
         if importlib.util.find_spec(name) is None:
             raise NotInstalledError(f"pip install 'gems-flwr[export]': ONNX needs {name}")
@@ -362,26 +335,20 @@ def _to_onnx(model: Portable, source: Mapping[str, str]) -> Any:
         with _quiet():
             how: dict[str, Any] = {"dynamo": True, "verbose": False}
             made = torch.onnx.export(program, (), input_names=["input"], output_names=names, **how)
-            assert made is not None
-            proto = made.model_proto
+            proto = cast("Any", made).model_proto
         # What tracing notes about the code and the machine.
         graph = proto.graph
         parts = (graph.node, graph.value_info, graph.input, graph.output, graph.initializer)
         for part in (graph, *(each for group in parts for each in group)):
             del part.metadata_props[:]
             part.doc_string = ""
-        onnx.helper.set_model_props(proto, {str(key): str(text) for key, text in source.items()})
+        onnx.helper.set_model_props(proto, facts)
         onnx.checker.check_model(proto, full_check=True)
     except Exception as error:  # torch and onnxscript raise many kinds, a model above 2 GiB too
-        what = "the model cannot be written as ONNX"
-        raise _failed(what, error, "export it --to torch") from error
+        raise ModelError(
+            f"the model cannot be written as ONNX: {_reason(error)}; export it --to torch"
+        ) from error
     return proto
-
-
-def _run_onnx(proto: Any, inputs: Tensor) -> list[Any]:
-    from onnx.reference import ReferenceEvaluator
-
-    return list(ReferenceEvaluator(proto).run(None, {"input": inputs.numpy()}))
 
 
 # --- gems-flwr export -------------------------------------------------------------------------
@@ -427,13 +394,13 @@ def _export(options: argparse.Namespace) -> int:
     output = options.output or file.with_suffix(_SUFFIXES[options.to])
     if output.resolve() == file.resolve():
         raise OptionError(f"{output} is the model itself: choose another file (-o)")
-    shape, classes = options.input_shape, options.classes
+    classes = options.classes
     made = export_model(
         _read_arrays(file),
         _own_network(options.model) if options.model else None,
         to=options.to,
         path=output,
-        input_shape=tuple(shape) if shape else None,
+        input_shape=options.input_shape,
         scale=options.scale,
         classes=0 if options.numbers else classes and [name.strip() for name in classes.split(",")],
         member=options.member,
@@ -452,16 +419,11 @@ def _shape_of(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
-def _read_arrays(path: Path) -> dict[str, NDArray]:
-    """Return the arrays of a safetensors file."""
-    with disk_faults(f"read {path}"):
-        path.open("rb").close()
+def _read_arrays(path: Path) -> Arrays:
     try:
-        with safe_open(str(path), framework="numpy") as file:
-            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        return load_file(path)
     except (SafetensorError, ValueError, TypeError, AttributeError, KeyError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ModelError(f"{path} is not a safetensors file that can be read: {reason}") from error
+        raise ModelError(f"{path} is not a safetensors file that can be read: {error}") from error
 
 
 def _own_network(text: str) -> Any:
@@ -471,9 +433,7 @@ def _own_network(text: str) -> Any:
         raise OptionError(f"--model: expected module:name, such as task:Net, got '{text}'")
     sys.path.insert(0, str(Path.cwd()))
     try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
+        found: Any = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise OptionError(f"--model {text}: {error}; run it where {module} can be found") from error
     finally:

@@ -102,8 +102,8 @@ class LiveView(Callback):
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=record.round)
             self._show()
-        troubles = [f"node {short(f.node, 40)}: {short(f.reason, 200)}" for f in record.failures]
-        for trouble in (*troubles, *(short(str(each)) for each in record.name_disputes)):
+        for failure in record.failures:
+            trouble = f"node {short(failure.node, 40)}: {short(failure.reason, 200)}"
             self._print(f"round {record.round}: {trouble}", style="yellow")
         answered = f"{len(record.nodes_answered)}/{len(record.nodes_asked)} nodes"
         line = f"round {record.round} of {self._rounds}: {answered}{self._cost()}"

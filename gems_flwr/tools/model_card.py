@@ -1,16 +1,13 @@
 """A model card: what a model is, what it was made of, and what it cost, for whoever gets it.
 
 Markdown with the front matter of Hugging Face's model cards. Of data it has counts only, and where
-the server saw only sums, nothing about a single node.
-
-Names of nodes, reasons of failures and names of metrics are what somebody else sent. They stand in
-code spans alone, on one line and without the characters that end a span or a cell, so a renderer
-shows them and does nothing else with them. The front matter has words of ours alone.
+the server saw only sums, nothing about a single node. Names of nodes, reasons of failures and names
+of metrics are what somebody else sent: they stand in code spans alone, on one line and without the
+characters that end a span or a cell.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import platform
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gems_flwr.core.disk import write_atomically
-from gems_flwr.core.log import is_unset, result_lines, shown_option
+from gems_flwr.core.log import result_lines
 from gems_flwr.core.records import single_numbers, to_numpy
 from gems_flwr.strategies.members import split_models
 
@@ -32,17 +29,6 @@ FILE = "model_card.md"
 # Rows of a table, and characters of a cell; a federation of thousands has other files.
 _MOST_ROWS, _LONGEST = 50, 200
 _UNKNOWN = "not known"
-_TO_FILL = "*to be filled in by whoever publishes the model*"
-_VERDICTS = {
-    "feasible": "The model is in every node's good-enough space: good enough for every node, as "
-    "each of them defines it.",
-    "incomplete": "The model is in every good-enough space that was sent, but for some classes no "
-    "node sent anything.",
-    "empty": "No model is good enough for every node, which is proved; this one violates the "
-    "spaces least.",
-    "undecided": "Whether a model is good enough for every node was not decided; this one violates "
-    "the spaces least of those that were found.",
-}
 _TEMPLATE = """\
 ---
 # license: the owner's choice, see the end
@@ -55,15 +41,14 @@ tags:
 # {title}
 
 Trained{simulated} by federated learning of {asked} nodes{data}: strategy {strategy}, {rounds} \
-rounds, {up} bytes up and {down} down in all.
+rounds, {up:,} bytes up and {down:,} down in all.
 
-## Model
+## Model and results
 
 {models}
 
-## Results
-
-{results}
+- On the server's test data: {test}
+- On the nodes' own data, weighted mean: {nodes}
 
 ```text
 {report}
@@ -75,23 +60,18 @@ Counts of training examples only:
 
 {examples}
 
-## Options
-
-{options}
-
 ## Privacy
 
 {privacy}
 
 ## How to make it again
 
-{command}{versions}
+{command}{made}
 
 ## Use and licence
 
-- Intended use: {to_fill}
-- Limits, and for whom it works less well: {to_fill}
-- Licence: {to_fill}; also as `license:` at the top
+To be filled in by whoever publishes the model: intended use; for whom it works less well; the
+licence, also as `license:` at the top.
 """
 
 
@@ -115,7 +95,7 @@ def write_model_card(
     path : path
         The file, or a folder, in which it is called ``model_card.md``.
     strategy : RoundLoop, optional
-        What made it; without it the card has no options, and nothing on privacy.
+        What made it; without it the card has nothing on privacy.
     title, data, command : str, optional
         What the model is called; the data set, and how it was divided; what makes it again.
     examples : mapping from str to int or sequence of int, optional
@@ -144,31 +124,29 @@ def write_model_card(
     rounds = [record for record in result.history if record.round]
     last = result.history[-1] if result.history else None
     test = single_numbers(last.server_metrics) if last else {}
-    asked = {node for record in rounds for node in record.nodes_asked}
-    traffic, hidden = result.traffic, strategy is not None and strategy.secure is not None
+    hidden = strategy is not None and strategy.secure is not None
     made = {"seed": strategy.seed if strategy else _UNKNOWN, **versions()}
     made["made"] = datetime.now(UTC).isoformat(timespec="seconds")
     text = _TEMPLATE.format(
         metrics="\nmetrics:\n- accuracy" if "accuracy" in test else "",
         title=shown(title),
         simulated=" in a simulation" if simulated else "",
-        asked=len(asked),
+        asked=len({node for record in rounds for node in record.nodes_asked}),
         data=f" on {shown(data)}" if data else "",
         strategy=shown(type(strategy).__name__) if strategy else _UNKNOWN,
         rounds=len(rounds),
-        up=f"{traffic.bytes_up:,}",
-        down=f"{traffic.bytes_down:,}",
+        up=result.traffic.bytes_up,
+        down=result.traffic.bytes_down,
         models=_models(result, test),
-        results=_list(_results(result, test)),
+        test=_scores(test),
+        nodes=_scores(single_numbers(last.evaluate_metrics) if last else {}),
         report=_block(
             line for line in result_lines(result) if not (hidden and line.startswith("Node scores"))
         ),
-        examples=_examples(examples, hidden),
-        options=_spans(("option", "value"), _options(strategy) if strategy else {}),
-        privacy=_list(_privacy(result.details, strategy)),
+        examples=_examples(examples or {}, hidden),
+        privacy="\n".join(f"- {line}" for line in _privacy(result.details, strategy)),
         command=f"```sh\n{_block([command])}\n```\n\n" if command else "",
-        versions=_spans(("", ""), made),
-        to_fill=_TO_FILL,
+        made=_table(("", ""), ((shown(name), shown(value)) for name, value in made.items())),
     )
     target = Path(path) / FILE if Path(path).is_dir() else Path(path)
     write_atomically(target, text.encode())
@@ -184,7 +162,7 @@ def shown(text: object) -> str:
     >>> print(shown("<b>`north`|south"))
     `<b>'north'¦south`
     """
-    plain = _one_line(str(text)[: 4 * _LONGEST])
+    plain = _one_line(str(text))
     plain = plain.replace("`", "'").replace("|", "¦").replace("\\", "⧵")
     if len(plain) > _LONGEST:
         plain = f"{plain[: _LONGEST - 1]}…"
@@ -192,13 +170,12 @@ def shown(text: object) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * _LONGEST]).split())
 
 
 def _block(lines: Iterable[str]) -> str:
     """Return lines of a fenced block, none of which can end it."""
-    plain = (_one_line(line[: 4 * _LONGEST]) for line in lines)
-    return "\n".join(line.replace("```", '"').replace("~~~", "---") for line in plain)
+    return "\n".join(_one_line(x).replace("```", '"').replace("~~~", "---") for x in lines)
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -210,17 +187,8 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join(lines)
 
 
-def _spans(headings: Sequence[str], values: Mapping[str, object]) -> str:
-    rows = ((shown(name), shown(value)) for name, value in values.items())
-    return _table(headings, rows) if values else "No options are known."
-
-
-def _list(lines: Iterable[str]) -> str:
-    return "\n".join(f"- {line}" for line in lines)
-
-
 def _scores(scores: Mapping[str, float]) -> str:
-    return ", ".join(f"{shown(name)} {value:.4g}" for name, value in scores.items())
+    return ", ".join(f"{shown(k)} {value:.4g}" for k, value in scores.items()) or "not measured"
 
 
 def versions() -> dict[str, str]:
@@ -243,46 +211,18 @@ def _models(result: RunResult, test: Mapping[str, float]) -> str:
     return _table(("model", "weights", "accuracy"), rows)
 
 
-def _results(result: RunResult, test: Mapping[str, float]) -> list[str]:
-    details, lines = result.details, []
-    if sentence := _VERDICTS.get(str(details.get("status"))):
-        lines.append(f"{sentence} (space: {shown(details.get('space'))})")
-    if missing := details.get("missing_classes"):
-        lines.append(f"Classes that no node sent anything for: {shown(missing)}.")
-    if details.get("is_average"):
-        lines.append("It is the plain average of the nodes' models.")
-    lines.append(f"On the server's test data: {_scores(test) or 'not measured'}")
-    nodes = single_numbers(result.history[-1].evaluate_metrics) if result.history else {}
-    lines.append(f"On the nodes' own data, weighted mean: {_scores(nodes) or 'not measured'}")
-    return lines
-
-
-def _examples(examples: Mapping[str, int | Sequence[int]] | None, hidden: bool) -> str:
-    if not examples:
+def _examples(examples: Mapping[str, int | Sequence[int]], hidden: bool) -> str:
+    classes = {node: [each] if isinstance(each, int) else each for node, each in examples.items()}
+    if not classes:
         return "Not known."
-    totals = {n: e if isinstance(e, int) else sum(e) for n, e in examples.items()}
-    total = f"{len(totals):,} nodes, {sum(totals.values()):,} examples"
+    total = f"{len(classes):,} nodes, {sum(map(sum, classes.values())):,} examples"
     if hidden:
         return f"{total}; of single nodes nothing: the server saw sums alone."
-    rows = []
-    for node, each in examples.items():
-        by_class = "" if isinstance(each, int) else " · ".join(map(str, each))
-        rows.append((shown(node), totals[node], by_class))
+    rows = (
+        (shown(node), sum(each), " · ".join(map(str, each)) if len(each) > 1 else "")
+        for node, each in classes.items()
+    )
     return f"{_table(('node', 'examples', 'by class, from 0'), rows)}\n\n{total}."
-
-
-def _options(strategy: RoundLoop) -> dict[str, str]:
-    """Return the strategy's own options that differ from their defaults, and the space."""
-    from gems_flwr.strategies.loop import RoundLoop
-
-    shared = {each.name for each in dataclasses.fields(RoundLoop)}
-    options = {}
-    for field in dataclasses.fields(strategy):
-        value = getattr(strategy, field.name)
-        usual = field.name != "space" and shown_option(value) == shown_option(field.default)
-        if field.name not in shared and not (is_unset(value) or callable(value) or usual):
-            options[field.name] = shown_option(value)
-    return options
 
 
 def _privacy(details: Mapping[str, Any], strategy: RoundLoop | None) -> list[str]:

@@ -31,7 +31,6 @@ from gems_flwr.tools import write_model_card
 from simulations.config import NOT_IN_NAME, RunConfig, variant_of
 from simulations.experiment.experiment import Experiment
 from simulations.experiment.training import torch_threads
-from simulations.experiment.watching import forget_ids
 
 RESULT, CONFIG, CARD = "result.json", "config.yaml", "model_card.md"
 # What others read off a result without asking whether it is there.
@@ -69,12 +68,6 @@ def _strange(path: Path, what: str) -> CheckpointError:
     )
 
 
-def start_again(folder: Path) -> None:
-    """Forget what an interrupted run has left: the next one is new, for trackers as well."""
-    CheckpointFolder(folder).clear()
-    forget_ids(folder)
-
-
 def prepare(config: RunConfig, folder: Path) -> None:
     """Make the folder ready: nothing of another config, or of a run to be repeated, stays.
 
@@ -83,7 +76,7 @@ def prepare(config: RunConfig, folder: Path) -> None:
     make_folder(folder)
     before = folder / CONFIG
     if config.fresh or (before.exists() and _is_other(config, before)):
-        start_again(folder)
+        CheckpointFolder(folder).clear()
     for name in (RESULT, CARD):
         with disk_faults(f"remove {folder / name}"):
             (folder / name).unlink(missing_ok=True)

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from hydra.utils import get_class
 
-from gems_flwr.tools.trackers import ID_FILES, Tracker
+from gems_flwr.tools.trackers import Tracker
 from simulations.config import NOT_IN_NAME, RunConfig
 
 
@@ -39,12 +38,6 @@ def run_parameters(config: RunConfig) -> dict[str, Any]:
     options = {f"{group}.{key}": v for group, each in groups.items() for key, v in each.items()}
     label = {} if config.label is None else {"label": config.label}
     return {**_without(values, *groups), **options, **config.names, **label}
-
-
-def forget_ids(folder: Path) -> None:
-    """Let the next run in a folder be a new one for trackers."""
-    for path in folder.glob(f"{ID_FILES}*"):
-        path.unlink()
 
 
 def _without(values: Mapping[str, Any], *keys: str) -> dict[str, Any]:

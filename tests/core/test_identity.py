@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from conftest import initial_arrays, small_model, toy_app, train_reply
 from gems_flwr import DynamicAveraging, FedAvg, InProcessGrid
-from gems_flwr.core import NameDispute
 from gems_flwr.core.nodes import Nodes
 from gems_flwr.core.records import instruction_round, pack_name
 
@@ -28,6 +27,19 @@ class Directory:
         return [NodeInfo(node_id=node, name=name) for node, name in self.names.items()]
 
 
+@pytest.fixture
+def disputes(caplog):
+    """What the log says of disputes since it was last asked: node, name, the node that has it."""
+
+    def logged():
+        lines = [r.getMessage() for r in caplog.records if "name_disputed" in r.getMessage()]
+        caplog.clear()
+        found = [dict(pair.split("=", 1) for pair in line.split()) for line in lines]
+        return [(each["node"], each["claimed"], each["holder"]) for each in found]
+
+    return logged
+
+
 def named_nodes(names, claims=()):
     nodes, directory = Nodes(), Directory(names)
     nodes.settle(directory)
@@ -39,33 +51,32 @@ def named_nodes(names, claims=()):
 # --- what a node is called --------------------------------------------------------------------
 
 
-def test_a_node_goes_by_its_registered_name_else_by_what_it_says_else_by_its_id():
+def test_a_node_goes_by_its_registered_name_else_by_what_it_says_else_by_its_id(disputes):
     nodes, _ = named_nodes({11: "north", 12: "", 13: ""}, {11: "west", 12: "south"})
     assert [nodes.name(node) for node in (11, 12, 13)] == ["north", "south", "#13"]
-    assert nodes.take_disputes() == ()
+    assert disputes() == []
 
 
-def test_nobody_gets_the_name_of_an_unnamed_node_by_guessing_its_id():
+def test_nobody_gets_the_name_of_an_unnamed_node_by_guessing_its_id(disputes):
     """An honest node without a name calls itself by its own id, and that changes nothing."""
     nodes, _ = named_nodes({11: "", 12: "", 13: ""}, {12: "11", 13: "#11", 11: "11"})
     assert [nodes.name(node) for node in (11, 12, 13)] == ["#11", "11#12", "#11#13"]
-    assert nodes.take_disputes() == (
-        NameDispute("11#12", "11", "#11"),
-        NameDispute("#11#13", "#11", "#11"),
-    )
+    assert disputes() == [
+        ("11#12", "11", "#11"),
+        ("#11#13", "#11", "#11"),
+    ]
 
 
-def test_a_registered_name_is_never_beaten_by_a_claim(caplog):
+def test_a_registered_name_is_never_beaten_by_a_claim(disputes):
     nodes, _ = named_nodes({11: "north", 12: "", 13: "south"}, {12: "north", 13: "north"})
     assert [nodes.name(node) for node in (11, 12, 13)] == ["north", "north#12", "south"]
-    assert nodes.take_disputes() == (
-        NameDispute("north#12", "north", "north"),
-        NameDispute("south", "north", "north"),
-    )
-    assert "event=name_disputed node=south claimed=north holder=north" in caplog.text
+    assert disputes() == [
+        ("north#12", "north", "north"),
+        ("south", "north", "north"),
+    ]
 
 
-def test_who_joins_under_its_registered_name_takes_it_from_one_who_only_claims_it():
+def test_who_joins_under_its_registered_name_takes_it_from_one_who_only_claims_it(disputes):
     nodes, directory = named_nodes({12: ""}, {12: "north"})
     directory.names[11] = "north"
     # In the middle of a round nobody is renamed, and the claimant is not believed either.
@@ -74,20 +85,19 @@ def test_who_joins_under_its_registered_name_takes_it_from_one_who_only_claims_i
     nodes.learn({11: "north"})
     assert nodes.settle(directory) == {"#11": "north", "north": "north#12"}
     assert [nodes.name(node) for node in (11, 12)] == ["north", "north#12"]
-    assert nodes.take_disputes() == (NameDispute("north#12", "north", "north"),)
+    assert disputes() == [("north#12", "north", "north")]
     assert nodes.settle(directory) == {}
 
 
-def test_of_two_nodes_with_one_name_neither_comes_first():
+def test_of_two_nodes_with_one_name_neither_comes_first(disputes):
+    found = ("north#11", "north", "north#12"), ("north#12", "north", "north#11")
     claimed, _ = named_nodes({11: "", 12: ""})
     claimed.learn({11: "north", 12: "north"})
+    assert disputes() == [*found]
     registered, _ = named_nodes({11: "north", 12: "north"})
+    assert disputes() == [*found]
     for nodes in (claimed, registered):
         assert [nodes.name(node) for node in (11, 12)] == ["north#11", "north#12"]
-        assert nodes.take_disputes() == (
-            NameDispute("north#11", "north", "north#12"),
-            NameDispute("north#12", "north", "north#11"),
-        )
 
 
 def test_what_a_node_calls_itself_later_does_not_count():
@@ -163,13 +173,13 @@ class Town(InProcessGrid):
         return super().push_messages(messages)
 
 
-def test_a_node_that_calls_itself_by_anothers_id_changes_nobodys_part(tmp_path):
+def test_a_node_that_calls_itself_by_anothers_id_changes_nobodys_part(tmp_path, disputes):
     """Node 700's partition is its config; its name is the id of node 500, which has none."""
     nodes = {500: {"partition-id": 500}, 600: {"partition-id": 0}, 700: {"partition-id": 1}}
     app = toy_app({1: lambda m, c: _called(m, c, "500")})
     result = FedAvg(checkpoint_dir=tmp_path).start(Town(app, nodes), initial_arrays(), num_rounds=1)
     assert result.history[1].nodes_answered == ("0", "#500", "500#700")
-    assert result.history[1].name_disputes == (NameDispute("500#700", "500", "#500"),)
+    assert disputes() == [("500#700", "500", "#500")]
     # Weights 1, 2 and 501 with that many examples.
     expected = (1 + 4 + 501**2) / 504
     moved = result.arrays["weight"].numpy() - small_model()["weight"]
@@ -188,7 +198,7 @@ OWNER = {700: {"partition-id": 9, "registered": "1", "from": 3}}
 PEACEFUL = {700: {"partition-id": 9, "registered": "9", "from": 3}}
 
 
-def test_models_of_local_learners_stay_with_their_nodes_when_names_change_hands():
+def test_models_of_local_learners_stay_with_their_nodes_when_names_change_hands(disputes):
     def play(nodes):
         strategy = DynamicAveraging(delta=0.01, augmentation="all")
         return strategy.start(Town(walking_app(), nodes), initial_walk(), num_rounds=6)
@@ -199,4 +209,4 @@ def test_models_of_local_learners_stay_with_their_nodes_when_names_change_hands(
         assert disputed.details[key] == peaceful.details[key]
     before, after = disputed.details["node_loss"], peaceful.details["node_loss"]
     assert before == {"0": after["0"], "1#600": after["1"], "1": after["9"]}
-    assert disputed.history[3].name_disputes == (NameDispute("1#600", "1", "1"),)
+    assert disputes() == [("1#600", "1", "1")]

@@ -96,18 +96,13 @@ def test_hidden_layers_may_have_other_widths_than_the_app_builds():
 def test_the_torch_file_loads_where_this_library_is_not(tmp_path):
     model = random_weights(NETWORKS["filters"]())
     path, options = tmp_path / "model.pt2", {"input_shape": SHAPE, "scale": SCALE}
-    source = {"run": "mine"}
-    export_model(
-        arrays_of(model), NETWORKS["filters"], to="torch", path=path, source=source, **options
-    )
+    export_model(arrays_of(model), NETWORKS["filters"], to="torch", path=path, **options)
     np.save(tmp_path / "raw.npy", RAW)
     code = """
 import json, sys
 sys.modules["gems_flwr"] = None  # importing it fails
 import numpy, torch
-extra = {"source.json": ""}
-program = torch.export.load(sys.argv[1], extra_files=extra).module()
-assert json.loads(extra["source.json"])["run"] == "mine"
+program = torch.export.load(sys.argv[1]).module()
 print(json.dumps(program(torch.from_numpy(numpy.load(sys.argv[2])))[1].tolist()))
 """
     words = [sys.executable, "-P", "-c", code, path, tmp_path / "raw.npy"]
@@ -115,12 +110,12 @@ print(json.dumps(program(torch.from_numpy(numpy.load(sys.argv[2])))[1].tolist())
     assert np.abs(json.loads(done.stdout) - predicted(model)).max() < 1e-5
 
 
-def test_the_onnx_file_says_where_it_comes_from_and_nothing_about_this_machine(tmp_path):
+def test_the_onnx_file_has_scale_and_classes_and_nothing_about_this_machine(tmp_path):
     layer = {"weight": np.eye(3, 4, dtype=np.float32), "bias": np.zeros(3, np.float32)}
-    path, source = tmp_path / "model.onnx", {"run": "north", "strategy": "Gems"}
-    export_model(layer, to="onnx", path=path, scale=2.0, classes=["a", "b", "c"], source=source)
+    path = tmp_path / "model.onnx"
+    export_model(layer, to="onnx", path=path, scale=2.0, classes=["a", "b", "c"])
     facts = {each.key: each.value for each in onnx.load(path).metadata_props}
-    assert (facts["run"], facts["classes"]) == ("north", "a, b, c")
+    assert (facts["scale"], facts["classes"]) == ("2.0", "a, b, c")
     assert [p.name for p in tmp_path.iterdir()] == ["model.onnx"]  # no second file with weights
     assert b".py" not in path.read_bytes()
     got = run_onnx(path.read_bytes(), np.eye(4, dtype=np.float32)[:1])
