@@ -40,14 +40,7 @@ def check_device(name: str) -> str:
 
 
 def chosen_device(name: str | torch.device) -> torch.device:
-    """Return the device of a name; an OptionError where this machine has none.
-
-    Examples
-    --------
-    >>> from gems_flwr.devices import chosen_device
-    >>> chosen_device("cpu")
-    device(type='cpu')
-    """
+    """Return the device of a name; an OptionError where this machine has none."""
     name = check_device(str(name))
     if name == "auto":
         return torch.device(next((kind for kind in _AUTOMATIC if _is_there(kind)), "cpu"))
@@ -82,13 +75,6 @@ def exact_device(name: str | torch.device) -> torch.device:
     Class moments, the cone objective, radii and sums of losses are in double precision, because
     cones are solved to seven digits and certified radii have to hold. Apple's GPUs (mps) have none:
     there the model runs on the GPU, and what is made of its outputs on the CPU.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from gems_flwr.devices import exact_device
-    >>> exact_device(torch.device("mps"))
-    device(type='cpu')
     """
     device = name if isinstance(name, torch.device) else chosen_device(name)
     return device if _has_double(device) else CPU
@@ -130,26 +116,23 @@ def moved(model: nn.Module, device: torch.device) -> Iterator[None]:
         model.to(device)
         yield
         return
-    before = {
-        (module, name): tensor
+    before = [
+        (module, name, tensor)
         for module in model.modules()
-        for own in (module._parameters, module._buffers)
-        for name, tensor in own.items()
+        for name, tensor in (module._parameters | module._buffers).items()
         if tensor is not None
-    }
+    ]
     try:
         model.to(device)
-        for (module, name), old in before.items():
-            new = getattr(module, name)
-            if new is not old:
+        for module, name, old in before:
+            if (new := getattr(module, name)) is not old:
                 for hook in (old._backward_hooks or {}).values():
                     new.register_hook(hook)
         yield
     finally:
         model.to(home)
-        for (module, name), old in before.items():
-            new = getattr(module, name, None)
-            if new is not old and new is not None:
+        for module, name, old in before:
+            if (new := getattr(module, name, old)) is not old:
                 old.data = new.detach()
                 setattr(module, name, old)
 

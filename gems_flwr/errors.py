@@ -78,17 +78,7 @@ class BadReplyError(GemsError, ValueError):
 
 
 class SpaceError(GemsError, ValueError):
-    """A space is malformed.
-
-    Parameters
-    ----------
-    key : str
-        Name of the offending field or array.
-    expected : str
-        What would have been accepted.
-    got : object
-        What came instead.
-    """
+    """A space is malformed: in which field or array, what was expected there, and what came."""
 
     def __init__(self, key: str, expected: str, got: object) -> None:
         super().__init__(f"{key}: expected {expected}, got {got}")
@@ -107,17 +97,7 @@ class Failure:
 
 
 class RoundFailedError(GemsError):
-    """Fewer usable replies than `min_nodes` came in.
-
-    Parameters
-    ----------
-    message : str
-        What happened and what to do.
-    replies : sequence
-        The usable replies, so that nothing received is lost.
-    failures : sequence of Failure
-        Who did not contribute, and why.
-    """
+    """Fewer usable replies than `min_nodes` came in; it has those, and who did not contribute."""
 
     def __init__(self, message: str, replies: Sequence[Any], failures: Sequence[Failure]) -> None:
         super().__init__(message)
@@ -155,15 +135,7 @@ class CheckpointError(GemsError):
 
 
 class RefusedError(GemsError, PermissionError):
-    """The server asks for more than the node's own limits allow.
-
-    Parameters
-    ----------
-    limit : str
-        Which limit of `NodeLimits`.
-    why : str
-        What was asked for, and what is allowed.
-    """
+    """The server asks for more than a limit of the node's own `NodeLimits` allows."""
 
     def __init__(self, limit: str, why: str) -> None:
         super().__init__(f"refused by this node's limit {limit}: {why}")
@@ -178,17 +150,7 @@ class OutdatedMessageError(GemsError):
 
 
 class NotGoodEnoughError(GemsError, ValueError):
-    """Not even the centre is good enough, so there is no space around it.
-
-    Parameters
-    ----------
-    asked : float
-        The accuracy (at least) or loss (at most) that was asked for.
-    reached : float
-        What the centre reaches on the same data.
-    what : {"accuracy", "loss"}
-        Which of the two.
-    """
+    """Not even the centre reaches the accuracy or loss asked for, so no space is around it."""
 
     def __init__(self, asked: float, reached: float, what: str) -> None:
         relation = "at least" if what == "accuracy" else "at most"

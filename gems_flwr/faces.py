@@ -14,15 +14,7 @@ from collections.abc import Callable, Mapping
 def lazy_face(
     room: str, names: Mapping[str, str]
 ) -> tuple[list[str], Callable[[str], object], Callable[[], list[str]]]:
-    """Return what a room's ``__all__``, ``__getattr__`` and ``__dir__`` are.
-
-    Parameters
-    ----------
-    room : str
-        The package, such as ``"gems_flwr.spaces"``.
-    names : mapping from str to str
-        The public names of each module, separated by spaces, by module within the package.
-    """
+    """Return a room's ``__all__``, ``__getattr__`` and ``__dir__``, from its names by module."""
     homes = {name: module for module, listed in names.items() for name in listed.split()}
 
     def look_up(name: str) -> object:

@@ -3,16 +3,14 @@
 Models are chains of linear and convolutional layers. A bias is the weight of one more input that is
 always one, so a layer is a matrix with a row per neuron.
 
-- RegMean (Jin et al. 2023, Dataless Knowledge Fusion): every layer by least squares. The merged
-  layer is to give on every node's inputs what the node's own layer gives: W = (Σ G_k)⁻¹ Σ G_k W_k
-  with G_k = X_kᵀX_k, whose off-diagonal entries are shrunk by a factor (0.9 in the paper), since
-  inputs of a network that was merged below are not those that G_k was measured on.
-- Fisher merging (Matena & Raffel 2022): each model stands for a Gaussian around it whose precision
-  is its Fisher diagonal; the most likely weights are Σ n_k F_k w_k / Σ n_k F_k, number by number.
-  As in the authors' code F is at least 1e-6.
+- RegMean (Jin et al. 2023): every layer by least squares, W = (Σ G_k)⁻¹ Σ G_k W_k with the Gram
+  matrices G_k = X_kᵀX_k of its inputs, whose off-diagonal entries are shrunk by a factor (0.9 in
+  the paper): inputs of a network that was merged below are not those that G_k was measured on.
+- Fisher merging (Matena & Raffel 2022): Σ n_k F_k w_k / Σ n_k F_k, number by number, with the
+  Fisher diagonals F_k, at least 1e-6 as in the authors' code.
 - FedFisher with Kronecker factors (Jhunjhunwala et al. 2024) minimises Σ n_k (w − w_k)ᵀ F_k (w −
-  w_k) by gradient steps from the average, and stops where a validation sample of the server's says
-  so: what the F_k hardly determine hardly moves. Steps as in the released code.
+  w_k) by gradient steps from the average, as in the released code, and stops where a validation
+  sample of the server's says so.
 
 Decided here: the ridge of RegMean pulls towards the nodes' mean, not to zero, so an input that no
 node has ever seen keeps its mean weight and identical models stay as they are. FedFisher also looks
@@ -28,15 +26,13 @@ activation, as means over the node's samples:
 ``fisher``      E[g² (a²)ᵀ], entry-wise     fisher
 ==============  ==========================  =======================
 
-Gradients are in expectation over the labels that the *model* predicts, not of the true labels: that
-is the Fisher matrix, not the "empirical" one. One backward pass per class gives the gradients of
-all layers in their outputs, from which every statistic follows with the layers' inputs.
+Gradients are in expectation over the labels that the *model* predicts: that is the Fisher matrix,
+not the "empirical" one. One backward pass per class gives the gradients of all layers.
 
 A filter of a convolution is one neuron at many positions t, a_t a patch and g_t the gradient in a
 pixel. The gradient of one sample in its kernel is Σ_t g_t a_tᵀ, whose square the Fisher diagonal
-has. The Kronecker factors are those of Grosse & Martens 2016: patches as inputs, summed over
-positions, and output gradients averaged over them, so that their product has the size of the Fisher
-matrix. A filter's weights are in the order of its kernel (channel, row, column), then the bias.
+has. The Kronecker factors are those of Grosse & Martens 2016: patches summed over positions, and
+output gradients averaged over them.
 """
 
 from __future__ import annotations
@@ -82,13 +78,11 @@ NEEDED: dict[Method, tuple[Kind, ...]] = {
     "fisher": ("fisher",),
     "fedfisher_kfac": ("inputs", "gradients"),
 }
-# What rounding to single precision may take from the smallest eigenvalue, relative to the trace.
-_ROUNDING = 1e-6
+_ROUNDING = 1e-6  # of single precision, in the smallest eigenvalue relative to the trace
 # Of RegMean: tried where there is a sample to choose by, as in FedFisher's code; else the first.
 SHRINKS: tuple[float, ...] = (0.9, 0.1)
 RIDGE = 1e-6
-# Of Fisher merging.
-FLOOR = 1e-6
+FLOOR = 1e-6  # of Fisher merging
 # Of FedFisher: the rate is divided by the root of the sum of squared gradients, which fades.
 STEPS, LOOK_EVERY = 2000, 100
 RATE, MOMENTUM, FADING, OFFSET = 0.01, 0.9, 0.99, 0.01
@@ -121,29 +115,26 @@ def statistics_shapes(method: Method, arrays: Arrays) -> dict[str, dict[Kind, tu
 
 def check_statistics(statistics: Statistics) -> None:
     """Refuse statistics that no data can have, with a ValueError that names layer and kind."""
-    for weight, kinds in statistics.items():
-        for kind, array in kinds.items():
-            _check_values(f"'{kind}' of '{weight}'", array, kind != "fisher")
-
-
-def _check_values(what: str, array: NDArray, is_moment: bool) -> None:
-    if not np.isfinite(array).all():
-        raise ValueError(f"{what}: expected finite values, got NaN or infinity")
-    squares = np.diagonal(array) if is_moment else array
-    if squares.min() < 0:
-        raise ValueError(f"{what}: mean squares must not be negative, got {squares.min():g}")
-    if not is_moment:
-        return
-    size = float(np.trace(array))
-    if not np.allclose(array, array.T, rtol=0, atol=_ROUNDING * size):
-        raise ValueError(f"{what}: a second moment is symmetric, this one is not")
-    slack = _ROUNDING * size + np.finfo(np.float32).tiny
-    try:
-        np.linalg.cholesky(array.astype(np.float64) + slack * np.eye(len(array)))
-    except np.linalg.LinAlgError:
-        raise ValueError(
-            f"{what}: expected the second moment of some data, got a negative variance"
-        ) from None
+    each = ((w, kind, array) for w, kinds in statistics.items() for kind, array in kinds.items())
+    for weight, kind, array in each:
+        what = f"'{kind}' of '{weight}'"
+        if not np.isfinite(array).all():
+            raise ValueError(f"{what}: expected finite values, got NaN or infinity")
+        squares = np.diagonal(array) if kind in SYMMETRIC else array
+        if squares.min() < 0:
+            raise ValueError(f"{what}: mean squares must not be negative, got {squares.min():g}")
+        if kind not in SYMMETRIC:
+            continue
+        size = float(np.trace(array))
+        if not np.allclose(array, array.T, rtol=0, atol=_ROUNDING * size):
+            raise ValueError(f"{what}: a second moment is symmetric, this one is not")
+        slack = _ROUNDING * size + np.finfo(np.float32).tiny
+        try:
+            np.linalg.cholesky(array.astype(np.float64) + slack * np.eye(len(array)))
+        except np.linalg.LinAlgError:
+            raise ValueError(
+                f"{what}: expected the second moment of some data, got a negative variance"
+            ) from None
 
 
 # --- on a node ------------------------------------------------------------------------------------
@@ -359,29 +350,23 @@ def merge_models(
     ]
     tried: Iterator[tuple[list[Float], dict[str, Any]]]
     if method == "regmean":
-        shrinks = SHRINKS if score else SHRINKS[:1]
+        shrinks = (shrink,) if shrink is not None else SHRINKS if score else SHRINKS[:1]
         tried = (
-            ([_regmean(each, factor, device) for each in stacks], {"shrink": factor})
-            for factor in (shrinks if shrink is None else (shrink,))
+            ([_regmean(x, factor, device) for x in stacks], {"shrink": factor})
+            for factor in shrinks
         )
     elif method == "fisher":
         tried = iter([([_fisher(each) for each in stacks], {})])
     else:
         tried = _fedfisher(stacks, steps)
+    found = ((_with_rows(models[0], layers, rows), details) for rows, details in tried)
     if score is None:
-        *_, (rows, details) = tried
-        return MergedModel(_with_rows(models[0], layers, rows), details)
-    best, best_score, count = None, -math.inf, 0
-    for rows, details in tried:
-        count += 1
-        arrays = _with_rows(models[0], layers, rows)
-        found = score(arrays)
-        # The first of equals: of FedFisher the one with the fewest steps.
-        if best is None or found > best_score:
-            best, best_score = MergedModel(arrays, details), found
-    assert best is not None
-    details = {**best.details, "tried": count, "public_score": best_score}
-    return MergedModel(best.arrays, details)
+        *_, (arrays, details) = found
+        return MergedModel(arrays, details)
+    scored = [(score(arrays), arrays, details) for arrays, details in found]
+    # The first of equals: of FedFisher the one with the fewest steps.
+    best, arrays, details = max(scored, key=lambda each: each[0])
+    return MergedModel(arrays, {**details, "tried": len(scored), "public_score": best})
 
 
 @dataclass(frozen=True, eq=False)
@@ -440,13 +425,11 @@ def _regmean(each: _Layer, shrink: float, device: str) -> Float:
 
 
 def _fisher(each: _Layer) -> Float:
-    mean = each.mean
-    step, total = np.zeros_like(mean), np.zeros_like(mean)
-    for part, row, statistics in zip(each.parts, each.rows, each.statistics, strict=True):
-        precision = part * np.maximum(statistics["fisher"], FLOOR).astype(np.float64)
-        total += precision
-        step += precision * (row - mean)
-    return np.asarray(mean + step / total)
+    pairs = zip(each.parts, each.moments("fisher"), strict=True)
+    precisions = [part * np.maximum(fisher, FLOOR) for part, fisher in pairs]
+    # As a step from the mean: 0 where all nodes agree.
+    pulls = (p * (row - each.mean) for p, row in zip(precisions, each.rows, strict=True))
+    return np.asarray(each.mean + sum(pulls) / sum(precisions))
 
 
 def _fedfisher(

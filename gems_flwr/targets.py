@@ -20,15 +20,7 @@ from gems_flwr.errors import ModelError
 
 @dataclass(frozen=True)
 class Classes:
-    """One of several classes: logits, cross entropy, accuracy.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from gems_flwr.targets import Classes
-    >>> Classes().loss(torch.zeros(3, 2), torch.tensor([0, 1, 1])).item()  # the logarithm of 2
-    0.6931471824645996
-    """
+    """One of several classes: logits, cross entropy, accuracy."""
 
     metrics: ClassVar[tuple[str, ...]] = ("accuracy", "balanced_accuracy", "loss")
 
@@ -61,18 +53,7 @@ class Classes:
 
 @dataclass(frozen=True)
 class Numbers:
-    """One number for each example, such as a steering angle: squared error, no accuracy.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from gems_flwr.targets import Numbers
-    >>> outputs, truth = torch.tensor([[1.0], [3.0]]), torch.tensor([1.0, 1.0])
-    >>> Numbers().loss(outputs, truth).item()
-    2.0
-    >>> Numbers().score(Numbers().predictions(outputs).numpy(), truth.numpy())["rmse"]
-    1.4142135623730951
-    """
+    """One number for each example, such as a steering angle: squared error, no accuracy."""
 
     metrics: ClassVar[tuple[str, ...]] = ("rmse", "loss")
 

@@ -116,28 +116,6 @@ def lenet(*, input_shape: Sequence[int], classes: int) -> nn.Sequential:
     )
 
 
-def mcmahan_cnn(*, input_shape: Sequence[int], classes: int) -> nn.Sequential:
-    """Build the convolutional network of McMahan et al. (2017): 1,663,370 weights for MNIST.
-
-    Two 5×5 convolutions (32 and 64 filters), each followed by ReLU and 2×2 max-pooling, and a dense
-    layer of 512 neurons, for at least 4×4 pixels. The paper does not say how borders are treated;
-    only convolutions that keep the size, padded by 2, give its number of weights.
-    """
-    channels, height, width = _checked_image("mcmahan_cnn", input_shape, classes, smallest=4)
-    return nn.Sequential(
-        nn.Conv2d(channels, 32, kernel_size=5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, kernel_size=5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(64 * (height // 4) * (width // 4), 512),
-        nn.ReLU(),
-        nn.Linear(512, classes or 1),
-    )
-
-
 def random_filters(
     *,
     input_shape: Sequence[int],

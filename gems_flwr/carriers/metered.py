@@ -8,7 +8,6 @@ overhead; an error reply counts the length of its reason.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -17,7 +16,7 @@ from flwr.serverapp import Grid
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from gems_flwr.core.flower import HANDLER_RAISED, NODE_LOST, NodeInfo, Run
-from gems_flwr.core.records import instruction_round, payload_bytes
+from gems_flwr.core.records import payload_bytes
 from gems_flwr.core.run import Traffic
 from gems_flwr.errors import describe_fault
 
@@ -33,11 +32,10 @@ _NOT_TAKEN = (
     "too large"
 )
 _RESTARTED = "the node was restarted before it had answered"
-_UP, _DOWN = 0, 1
 
 
 class MeteredGrid(Grid):
-    """Count payload bytes and messages, in all and per round.
+    """Count payload bytes and messages.
 
     Parameters
     ----------
@@ -55,32 +53,17 @@ class MeteredGrid(Grid):
     >>> from gems_flwr import InProcessGrid, MeteredGrid
     >>> grid = MeteredGrid(InProcessGrid(ClientApp(), nodes=2))
     >>> result = FedAvg(fraction_evaluate=0.0).start(grid, ArrayRecord([np.zeros(2)]), num_rounds=1)
-    >>> grid.total.messages_up, grid.by_round[1] == grid.total
-    (2, True)
+    >>> grid.total.messages_up
+    2
     """
 
     def __init__(self, grid: Grid) -> None:
-        self._grid = grid
-        # By round, as in `Traffic`: bytes up and down, messages up and down.
-        self._counts: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
-        # By message, the round that it belongs to.
-        self._round_of: dict[str, int] = {}
-        self._last_round = 0
+        self._grid, self.total = grid, Traffic()
 
     @classmethod
     def around(cls, grid: Grid) -> MeteredGrid:
         """Return `grid` itself if it is metered already, else a metered one around it."""
         return grid if isinstance(grid, cls) else cls(grid)
-
-    @property
-    def total(self) -> Traffic:
-        """All traffic so far."""
-        return Traffic(*map(sum, zip(*self._counts.values(), strict=True)))
-
-    @property
-    def by_round(self) -> dict[int, Traffic]:
-        """Traffic of each round; round 0 is what came before the first."""
-        return {number: Traffic(*counts) for number, counts in sorted(self._counts.items())}
 
     def set_run(self, run: Run) -> None:
         """Pass on to the wrapped grid."""
@@ -204,22 +187,15 @@ class MeteredGrid(Grid):
         return {node.node_id: node.last_activated_at for node in self._grid.get_nodes()}
 
     def _count_down(self, messages: list[Message]) -> None:
-        for message in messages:
-            self._last_round = instruction_round(message.content) or 0
-            self._round_of[message.metadata.message_id] = self._last_round
-            self._add(self._last_round, _DOWN, payload_bytes(message.content))
+        size = sum(payload_bytes(message.content) for message in messages)
+        self.total += Traffic(bytes_down=size, messages_down=len(messages))
 
     def _count_up(self, replies: list[Message]) -> None:
-        for reply in replies:
-            number = self._round_of.pop(reply.metadata.reply_to_message_id, self._last_round)
-            error = reply.has_error()
-            size = len(reply.error.reason or "") if error else payload_bytes(reply.content)
-            self._add(number, _UP, size)
-
-    def _add(self, server_round: int, direction: int, size: int) -> None:
-        counts = self._counts[server_round]
-        counts[direction] += size
-        counts[direction + 2] += 1
+        size = sum(
+            len(each.error.reason or "") if each.has_error() else payload_bytes(each.content)
+            for each in replies
+        )
+        self.total += Traffic(bytes_up=size, messages_up=len(replies))
 
 
 def _lost(message: Message, reason: str) -> Message:

@@ -1,20 +1,17 @@
 """Models as differences to what the receiver has, in 8 or 4 bits; see `gems_flwr.compression`.
 
 The server keeps, by node and record, which model it gave out last, as the node decoded it. A new
-model goes out as the difference to that. A node's trained model comes back as the difference to
-what it was given, and counts as that difference added to the model as the server has it: what
-rounding took on the way down is not in the result, and is part of the next message. A node that has
-the very model already gets none; one that has never been given it gets it whole, its matrices in
-half precision.
+model goes out as the difference to that, a trained one comes back as the difference to what the
+node was given. What rounding took on the way down is not in the result, and is part of the next
+message. A node that has the very model already gets none; one that has never been given it gets it
+whole, its matrices in half precision.
 
 The record ``compression`` of a message is the JSON of `_Packing`, that of a reply the numbers of
 the models that its packed models are differences to, by key, or ``needs-base`` if the node lacks
-one: then it is asked again with the whole model. A packed model is a ConfigRecord of bytes in the
-place of its ArrayRecord.
+one: then it is asked again with the whole model.
 
-- A model's number is a digest of what it was made of: whoever has a model of that number has that
-  model, whatever has become of the server since. All is part of the checkpoint, so a resumed run
-  goes on with the same digits.
+- A model's number is a digest of what it was made of. All is part of the checkpoint, so a resumed
+  run goes on with the same digits.
 - Beyond `MOST_BYTES` the oldest models are forgotten, and their nodes get the next one whole.
 - What rounding takes from a node's model is added to its next one, once the server says that this
   one counted. So a node that is asked twice in a round answers with the same bytes, and a fault in

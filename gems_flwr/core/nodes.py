@@ -2,9 +2,7 @@
 
 Node ids are random numbers, new in every run; names (a partition, or what the operator called the
 node) are not. Sums are taken in the order of names (`Nodes.position`), so that two runs with one
-seed agree. Nodes without a name are ordered by when they were registered, then by id: Flower's
-simulation registers its nodes in the order of their partitions. Who is chosen by a seed depends on
-what the grid reports alone (`Nodes.place`).
+seed agree; who is chosen by a seed depends on what the grid reports alone (`Nodes.place`).
 
 A name is no proof. Flower has checked which node a reply comes from, so the id is the node, which
 goes by the name under which it is registered; else by what it called itself in its first reply, if
@@ -13,9 +11,8 @@ another node's id, gets the node's own id added (``north#42``), and so does one 
 no node can take what belongs to another. A registered name is taken from a node that only calls
 itself so, between two rounds. A name that two want is logged as ``name_disputed``.
 
-Nodes are asked for their names only where an account is kept by name, before anything else and
-once, by a train message, which every app has a handler for. One that never sends its name is logged
-as ``no_name`` and goes by its id.
+Nodes are asked for their names only where an account is kept by name, once, by a train message,
+which every app has a handler for. One that never sends its name goes by its id.
 """
 
 from __future__ import annotations

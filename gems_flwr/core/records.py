@@ -291,15 +291,6 @@ def _value_bytes(value: object) -> int:
     return 8
 
 
-def instruction_round(content: RecordDict) -> int | None:
-    """Return the round that a message belongs to, where it says so."""
-    for record in records_of(content, ConfigRecord).values():
-        server_round = record.get(SERVER_ROUND)
-        if isinstance(server_round, int) and not isinstance(server_round, bool):
-            return server_round
-    return None
-
-
 # --- instructions, and replies of ordinary handlers ------------------------------------------
 
 # What Flower's secure aggregation puts into messages and replies.

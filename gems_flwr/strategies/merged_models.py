@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, get_args
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
 from gems_flwr.bounds import MAX_MOMENT
@@ -120,10 +120,7 @@ class MergeStatistics(Question[MergeReply]):
         if not isinstance(record, ArrayRecord) or record.keys() != names:
             raise BadReplyError(f"expected an ArrayRecord '{STATISTICS}' with {sorted(names)}")
         statistics: Statistics = {
-            weight: {
-                kind: _full(record[f"{weight}/{kind}"], f"{weight}/{kind}", kind, shape)
-                for kind, shape in kinds.items()
-            }
+            weight: {kind: _full(record, f"{weight}/{kind}", kind, s) for kind, s in kinds.items()}
             for weight, kinds in shapes.items()
         }
         try:
@@ -133,16 +130,14 @@ class MergeStatistics(Question[MergeReply]):
         return MergeReply(model.arrays, model.num_examples, model.metrics, statistics=statistics)
 
 
-def _full(array: Array, key: str, kind: Kind, shape: tuple[int, int]) -> NDArray[np.float32]:
-    size = shape[0]
-    sent = (size * (size + 1) // 2,) if kind in SYMMETRIC else shape
-    upper = checked_array(array, key, sent, _SINGLE)
+def _full(record: ArrayRecord, key: str, kind: Kind, shape: tuple[int, int]) -> NDArray:
+    rows, columns = np.triu_indices(shape[0])
+    upper = checked_array(record[key], key, rows.shape if kind in SYMMETRIC else shape, _SINGLE)
     if largest(upper) > MAX_MOMENT:
         raise BadReplyError(f"array '{key}' holds mean squares above {MAX_MOMENT:g}")
     if kind not in SYMMETRIC:
         return upper
     full = np.zeros(shape, np.float32)
-    rows, columns = np.triu_indices(size)
     full[rows, columns] = full[columns, rows] = upper
     return full
 

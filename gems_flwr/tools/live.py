@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.filesize import decimal
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from gems_flwr.core import Callback, RoundRecord, RunResult, Traffic
 from gems_flwr.core.log import short
@@ -61,23 +61,18 @@ class LiveView(Callback):
         """Start to draw."""
         self._name, self._rounds, self._score = self.title or strategy, num_rounds, ""
         self._traffic, self._asked, self._answered = Traffic(), 0, 0
-        self._printed_at, self._last = -float("inf"), ""
+        self._printed_at = -float("inf")
         if not self._console.is_terminal:
             done = f", {finished_rounds} of them done" if finished_rounds else ""
             return self._print(f"{self._name}: {num_rounds} rounds{done}")
+        columns = (TextColumn("{task.fields[status]}", markup=False), TimeElapsedColumn())
         self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("rounds"),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[status]}", markup=False),
+            *(*Progress.get_default_columns()[:2], MofNCompleteColumn(), *columns),
             console=self._console,
             transient=True,
         )
-        self._bar.add_task(
-            escape(self._name), total=num_rounds, completed=finished_rounds, status=""
-        )
+        name = escape(self._name)
+        self._bar.add_task(name, total=num_rounds, completed=finished_rounds, status="")
         self._bar.start()
         # Flower's log lines scroll above the bar instead of through it.
         for handler in logging.getLogger("flwr").handlers:
@@ -106,11 +101,10 @@ class LiveView(Callback):
             trouble = f"node {short(failure.node, 40)}: {short(failure.reason, 200)}"
             self._print(f"round {record.round}: {trouble}", style="yellow")
         answered = f"{len(record.nodes_answered)}/{len(record.nodes_asked)} nodes"
-        line = f"round {record.round} of {self._rounds}: {answered}{self._cost()}"
-        if self._bar is None and record.round:
-            self._last = line
-            if time.monotonic() - self._printed_at >= self.every_seconds:
-                self._print_last()
+        is_due = time.monotonic() - self._printed_at >= self.every_seconds
+        if self._bar is None and record.round and (is_due or record.round == self._rounds):
+            self._print(f"round {record.round} of {self._rounds}: {answered}{self._cost()}")
+            self._printed_at = time.monotonic()
 
     def on_end(self, result: RunResult) -> None:
         """Give the terminal back."""
@@ -129,11 +123,6 @@ class LiveView(Callback):
         up, down = decimal(self._traffic.bytes_up), decimal(self._traffic.bytes_down)
         return f" · {up} up, {down} down{self._score}"
 
-    def _print_last(self) -> None:
-        if self._last:
-            self._print(self._last)
-            self._last, self._printed_at = "", time.monotonic()
-
     def _stop(self, reason: str) -> None:
         for handler, stream in self._streams:
             handler.setStream(stream)
@@ -142,7 +131,6 @@ class LiveView(Callback):
             self._bar.stop()
             self._bar = None
         else:
-            self._print_last()
             self._print(f"{self._name}: {reason}{self._cost()}")
 
     def _print(self, text: str, style: str | None = None) -> None:

@@ -26,7 +26,6 @@ from gems_flwr.spaces import (
     SUFFIX,
     Aggregate,
     OnEmpty,
-    Select,
     Space,
     SpaceFolder,
     aggregate_spaces,
@@ -35,7 +34,7 @@ from gems_flwr.spaces import (
     load_space,
     unflatten_linear,
 )
-from gems_flwr.spaces.cone import ClassMomentCone, ConeOptions
+from gems_flwr.spaces.cone import ClassMomentCone
 
 _VERDICTS = {
     "feasible": "good enough for every node",
@@ -62,9 +61,7 @@ def aggregate_files(
     spaces: Path | None = None,
     classes: int | None = None,
     keys: tuple[str, str] = ("weight", "bias"),
-    select: Select | None = None,
     on_empty: OnEmpty = "least",
-    ridge: float | None = None,
 ) -> OfflineResult:
     """Aggregate space files into a model file.
 
@@ -86,8 +83,8 @@ def aggregate_files(
         Classes of the task. Cones have it; balls and ellipsoids are flat and do not.
     keys : pair of str
         Names of weight and bias in the output, such as those of a torch state dict.
-    select, on_empty, ridge
-        As in `aggregate_spaces` and `ConeOptions`.
+    on_empty : {"least", "fail"}
+        If no model is good enough for all: the one that violates least, or an error.
 
     Examples
     --------
@@ -132,9 +129,7 @@ def aggregate_files(
         held = {node: held[node] for node in sorted(held, key=file_stem)}
         found = aggregate_spaces(
             list(held.values()),
-            select=select,
             on_empty=on_empty,
-            cone_options=ConeOptions(ridge=ridge),
             # Without those who leave, the model is to be what it were from scratch, to the bit.
             start=flatten_linear(*(before[key] for key in keys)) if before and not remove else None,
         )
@@ -166,13 +161,11 @@ def _check_like(space: Space, first: Space | None) -> None:
         return
     if isinstance(space, ClassMomentCone) != isinstance(first, ClassMomentCone):
         raise SpaceError("kind", f"{first.kind}, as the others", space.kind)
-    if space.dimension != first.dimension:
-        raise SpaceError("dimension", f"{first.dimension}, as the others", space.dimension)
     # As many weights may be three classes of nine features or two of fourteen.
-    if isinstance(space, ClassMomentCone) and isinstance(first, ClassMomentCone):
-        mine, theirs = space.num_classes, first.num_classes
+    for name in ("dimension", "num_classes"):
+        mine, theirs = (getattr(each, name, None) for each in (space, first))
         if mine != theirs:
-            raise SpaceError("num_classes", f"{theirs}, as the others", mine)
+            raise SpaceError(name, f"{theirs}, as the others", mine)
 
 
 def _as_layer(
@@ -200,8 +193,8 @@ def load_arrays(path: Path, keys: tuple[str, str]) -> dict[str, NDArray]:
     if not set(keys) <= arrays.keys():
         raise OfflineError(f"{path} has no {list(keys)}; it has {sorted(arrays)}")
     weight, bias = (arrays[key] for key in keys)
-    fits = weight.ndim == 2 and bias.shape == (len(weight),)
-    if not fits or not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+    finite = np.isfinite(weight).all() and np.isfinite(bias).all()
+    if weight.ndim != 2 or bias.shape != (len(weight),) or not finite:
         raise OfflineError(f"{path} holds no linear layer of finite weights; remove it")
     return arrays
 
@@ -219,19 +212,17 @@ def describe(space: Space) -> list[tuple[str, str]]:
         noise = "none: means and covariances are those of the data"
         if space.privacy:
             noise = f"epsilon {space.privacy[0]:g}, delta {space.privacy[1]:g}"
-        entries = f"{len(space.labels)} entries of {space.num_features} features"
         return [
             *rows,
-            ("moments", f"{form}, {entries}"),
+            ("moments", f"{form}, {len(space.labels)} entries of {space.num_features} features"),
             ("samples per class", ", ".join(f"{c}: {n}" for c, n in counts.items())),
             ("means alone", ", ".join(map(str, means)) or "none"),
             ("withheld classes", ", ".join(map(str, space.withheld)) or "none"),
             ("differential privacy", noise),
         ]
-    balls: Sequence[Any] = getattr(space, "balls", (space,))
-    for radius in [ball.radius for ball in balls if hasattr(ball, "radius")]:
-        text = f"{radius.value:.4g}, {radius.method}, for epsilon {radius.epsilon:g}"
-        rows.append(("radius", text))
+    if hasattr(space, "radius"):
+        text = f"{space.radius.value:.4g}, {space.radius.method}"
+        rows.append(("radius", f"{text}, for epsilon {space.radius.epsilon:g}"))
     return [*rows, ("weights", f"{space.dimension:,} of the node's own model")]
 
 
@@ -279,14 +270,9 @@ def add_aggregate(commands: Any) -> None:
         help="names of the layer in the model file; weight bias",
     )  # fmt: skip
     add(
-        "--select", choices=["first", "margin", "objective"],
-        help="which model of the intersection; by default what suits the kind of spaces",
-    )  # fmt: skip
-    add(
         "--on-empty", choices=["least", "fail"], default="least",
         help="if no model is good enough for all: the one that violates least, or status 3",
     )  # fmt: skip
-    add("--ridge", type=float, help="of the cone objective")
     aggregate.set_defaults(run=_aggregate)
     show = commands.add_parser("show", help="say what a space file holds and reveals")
     show.add_argument("files", nargs="+", type=Path, help="space files")

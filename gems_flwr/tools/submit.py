@@ -28,21 +28,11 @@ _END_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class FlowerCli:
-    """Calls ``flwr`` for one SuperLink.
+    """Calls ``flwr`` for one SuperLink."""
 
-    Parameters
-    ----------
-    superlink : str, optional
-        Name of the connection in Flower's config; its default one if not given.
-    environment : mapping from str to str, optional
-        Environment of the command, such as another ``FLWR_HOME``; this process' if not given.
-    folder : Path, optional
-        Working directory of the command; this process' if not given.
-    """
-
-    superlink: str | None = None
-    environment: Mapping[str, str] | None = None
-    folder: Path | None = None
+    superlink: str | None = None  # the connection in Flower's config; its default one if not given
+    environment: Mapping[str, str] | None = None  # of the command, such as another FLWR_HOME
+    folder: Path | None = None  # working directory of the command
 
     def call(self, *arguments: str) -> str:
         """Call ``flwr`` and return what it printed; a FlowerCliError unless its status is 0."""
@@ -70,7 +60,7 @@ class FlowerCli:
         # A process of Flower's command line that waits costs less than one per look.
         with contextlib.suppress(subprocess.TimeoutExpired):
             quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-            self._run(self._log(run_id, "--stream"), timeout=seconds, **quiet)
+            self.follow(run_id, timeout=seconds, **quiet)
         deadline = time.monotonic() + _END_SECONDS
         while not (status := self.status(run_id)).startswith(_FINISHED):
             if time.monotonic() > deadline:
@@ -79,14 +69,11 @@ class FlowerCli:
 
     def log(self, run_id: int) -> str:
         """Return what a run's ServerApp has logged so far."""
-        return self.call(*self._log(run_id, "--show"))
+        return self.call("log", str(run_id), *self._where, "--show")
 
-    def follow(self, run_id: int) -> None:
+    def follow(self, run_id: int, **options: Any) -> None:
         """Show the log of a run until it ends."""
-        self._run(self._log(run_id, "--stream"))
-
-    def _log(self, run_id: int, how: str) -> list[str]:
-        return ["log", str(run_id), *self._where, how]
+        self._run(["log", str(run_id), *self._where, "--stream"], **options)
 
     @property
     def _where(self) -> tuple[str, ...]:
@@ -117,11 +104,8 @@ def add_submit(commands: Any) -> None:
     )
     submit.add_argument("app", nargs="?", default=".", help="folder of the Flower app")
     submit.add_argument("superlink", nargs="?", help="connection in Flower's config")
-    submit.add_argument(
-        "-c", "--run-config", action="append", default=[], metavar="KEY=VALUE",
-        help="as of flwr run; may be given several times",
-    )  # fmt: skip
-    submit.add_argument("--federation-config", metavar="KEY=VALUE", help="as of flwr run")
+    submit.add_argument("-c", "--run-config", action="append", default=[], help="as of flwr run")
+    submit.add_argument("--federation-config", help="as of flwr run")
     submit.set_defaults(run=_submit)
 
 

@@ -19,11 +19,9 @@ from simulations.data.driving import driving
 from simulations.data.examples import Dataset, Examples, assemble, strata
 from simulations.data.graphical import GeneratedDataset, graphical
 from simulations.data.images import (
-    cifar10,
     cifar10_features,
     digits,
     fashion_mnist,
-    ham10000,
     ham10000_features,
     mnist,
 )
@@ -33,8 +31,8 @@ from simulations.data.tweets import tweets
 
 __all__ = [
     "DATA_VARIABLE", "Dataset", "Examples", "GeneratedDataset", "MissingDataError", "apportion",
-    "assemble", "balanced_sample", "cifar10", "cifar10_features", "data_folder", "digits",
-    "driving", "fashion_mnist", "graphical", "ham10000", "ham10000_features", "mnist", "own",
+    "assemble", "balanced_sample", "cifar10_features", "data_folder", "digits",
+    "driving", "fashion_mnist", "graphical", "ham10000_features", "mnist", "own",
     "own_folder", "parity", "permuted", "read_arrays", "read_own_data", "split_validation",
     "strata", "stratified_sample", "tweets",
 ]  # fmt: skip

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simulations.data.archives import (
     data_file,
@@ -83,23 +82,6 @@ def fashion_mnist(
 
 
 @kept_in_memory
-def cifar10(
-    *, data_dir: str | Path | None = None, seed: int, public: int = 5000, download: bool = False
-) -> Dataset:
-    """Load CIFAR-10: 50,000 + 10,000 colour photographs, 32×32, from ``cifar-10-batches-py``."""
-    folder, parts = data_folder(data_dir, "cifar10"), []
-    with one_downloads(folder, download):
-        for train in (True, False):
-            stored = torchvision_dataset("CIFAR10", "cifar10", folder, train, download)
-            pixels = np.ascontiguousarray(stored.data.transpose(0, 3, 1, 2))
-            parts.append(Examples(pixels, np.asarray(stored.targets)))
-    pool, test = parts
-    return assemble(
-        "cifar10", classes=10, scale=1 / 255, pool=pool, test=test, public=public, seed=seed
-    )
-
-
-@kept_in_memory
 def cifar10_features(
     *, data_dir: str | Path | None = None, seed: int, public: int = 5000
 ) -> Dataset:
@@ -115,21 +97,6 @@ def cifar10_features(
 
 
 @kept_in_memory
-def ham10000(*, data_dir: str | Path | None = None, seed: int, public: int = 1000) -> Dataset:
-    """Load HAM10000: 10,015 photographs of skin lesions in 7 classes, reduced to 28×28.
-
-    The file's own split is used, in which no lesion is in two parts: training and validation
-    images go to the nodes and the public sample, test images are tested. Below that split samples
-    are drawn by image, so a node and the server may hold different photographs of one lesion.
-    Two thirds of the images are of one class: report balanced accuracy next to accuracy.
-    """
-    path = data_file(data_dir, "HAM10000/ham10000_28x28.npz", "ham10000")
-    images, labels, split = read_arrays(path, "images", "labels", "split")
-    pixels = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
-    return _by_split("ham10000", 1 / 255, pixels, labels, split, public, seed)
-
-
-@kept_in_memory
 def ham10000_features(
     *,
     data_dir: str | Path | None = None,
@@ -137,7 +104,12 @@ def ham10000_features(
     public: int = 1000,
     balance: int | None = None,
 ) -> Dataset:
-    """Load HAM10000 as features; rows, split and caveats as in `ham10000`.
+    """Load HAM10000 as features: 10,015 photographs of skin lesions in 7 classes.
+
+    The file's own split is used, in which no lesion is in two parts: training and validation
+    samples go to the nodes and the public sample. Below that split samples are drawn by image, so a
+    node and the server may hold different photographs of one lesion. Two thirds of the images are
+    of one class: report balanced accuracy next to accuracy.
 
     Parameters
     ----------
@@ -151,7 +123,11 @@ def ham10000_features(
         data_dir, "HAM10000/ham10000_efficientnet_lite0_96px_320d_f16.npz", "ham10000_features"
     )
     features, labels, split = read_arrays(path, "features", "labels", "split")
-    loaded = _by_split("ham10000_features", 1.0, features, labels, split, public, seed)
+    everything = Examples(features, labels)
+    # 0 train, 1 validation, 2 test.
+    pool, test = (everything.take(np.flatnonzero(part)) for part in (split != 2, split == 2))
+    parts: Any = {"pool": pool, "test": test, "public": public, "seed": seed}
+    loaded = assemble("ham10000_features", classes=HAM10000_CLASSES, scale=1.0, **parts)
     return loaded if balance is None else balance_classes(loaded, balance, seed)
 
 
@@ -183,19 +159,3 @@ def _read(name: str, kind: str, folder: Path, train: bool, download: bool) -> Ex
         return Examples(images[:, None], labels.astype(np.int64))
     stored = torchvision_dataset(kind, name, folder, train, download)
     return Examples(stored.data.numpy()[:, None], stored.targets.numpy())
-
-
-def _by_split(
-    name: str,
-    scale: float,
-    features: NDArray[Any],
-    labels: NDArray[Any],
-    split: NDArray[Any],
-    public: int,
-    seed: int,
-) -> Dataset:
-    """Divide HAM10000 by its split column (0 train, 1 validation, 2 test) into pool and test."""
-    everything = Examples(features, labels)
-    pool, test = (everything.take(np.flatnonzero(part)) for part in (split != 2, split == 2))
-    parts: Any = {"pool": pool, "test": test, "public": public, "seed": seed}
-    return assemble(name, classes=HAM10000_CLASSES, scale=scale, **parts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -51,7 +50,7 @@ def print_catalogue(studies: Sequence[Study], scope: Scope, console: Console) ->
     tables: dict[str, list[tuple[str, ...]]] = {}
     for each in studies:
         numbers = (str(each.seeds), f"{each.minutes:g}")
-        row = (each.name, short(each.where), *numbers, state_of(each, scope))
+        row = (each.name, each.where, *numbers, state_of(each, scope))
         tables.setdefault(each.paper, []).append(row)
     every = TextTable.of(headings, [row for rows in tables.values() for row in rows])
     for paper, rows in tables.items():
@@ -64,16 +63,3 @@ def print_catalogue(studies: Sequence[Study], scope: Scope, console: Console) ->
         markup=False,
         highlight=False,
     )
-
-
-def short(where: str) -> str:
-    """Return tables and figures in few letters: ``Fig. 5.1, A.1``."""
-    for pattern, letters in (
-        (r"\bTables?\b", "T."),
-        (r"\bFigures?\b", "Fig."),
-        (r"\bSection\b", "Sec."),
-        (r" and ", ", "),
-        (r" to ", "–"),
-    ):
-        where = re.sub(pattern, letters, where)
-    return where

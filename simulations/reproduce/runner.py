@@ -8,7 +8,6 @@ the findings of each finished seed.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import multiprocessing
 import os
@@ -18,15 +17,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -36,12 +32,11 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from torch import nn
 
 from gems_flwr.core.disk import write_atomically
 from gems_flwr.errors import GemsError
 from simulations.config import compose_config
-from simulations.data import Examples, MissingDataError
+from simulations.data import MissingDataError
 from simulations.experiment.experiment import Experiment
 from simulations.reproduce.findings import Finding, Findings, merge
 from simulations.reproduce.measures import MEASURES, kilobytes_up
@@ -49,14 +44,15 @@ from simulations.reproduce.study import Cell, DoneRun, Scope, Study
 from simulations.run import run
 
 # A run leaves some 40 MB of split-up heap behind; of hundreds in one process that is gigabytes.
-_JOBS_OF_WORKER = 12
+_JOBS_OF_WORKER = 24
 
 
 @dataclass(frozen=True)
 class _Job:
-    """Runs of one seed that share their training, with the overrides of each."""
+    """One run."""
 
-    cells: tuple[tuple[Cell, list[str]], ...]
+    cell: Cell
+    overrides: list[str]
     seed: int
     output: Path
 
@@ -88,7 +84,7 @@ def run_study(study: Study, scope: Scope, console: Console) -> Findings:
         assert study.cells is not None
         jobs = list(_jobs(study, scope))
         # One seed is enough to see whether configs and data are right.
-        first = [words for job in jobs if job.seed == seeds[0] for _, words in job.cells]
+        first = [job.overrides for job in jobs if job.seed == seeds[0]]
         check_data(first, has_stand_in=study.has_stand_in)
         outcomes = _outcomes(study.name, jobs, scope.jobs, console)
         parts = [part for outcome in outcomes for part in outcome.parts]
@@ -125,11 +121,9 @@ def _measured(study: Study, scope: Scope, console: Console) -> Iterator[Finding]
 def _jobs(study: Study, scope: Scope) -> Iterator[_Job]:
     """Yield the jobs, seed by seed, so that an interrupted run has whole seeds."""
     for seed in study.seeds_of(scope):
-        groups: dict[str, list[tuple[Cell, list[str]]]] = {}
         for cell in study.cells_of(scope, seed):
             words = [*study.overrides(cell, scope, seed), "progress=false"]
-            groups.setdefault(cell.group or cell.setting, []).append((cell, words))
-        yield from (_Job(tuple(cells), seed, scope.output) for cells in groups.values())
+            yield _Job(cell, words, seed, scope.output)
 
 
 def _in_order(found: list[Finding], cells: Sequence[Cell]) -> list[Finding]:
@@ -167,10 +161,10 @@ def _outcomes(name: str, jobs: Sequence[_Job], workers: int, console: Console) -
     times = (TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())
     is_quiet = not console.is_terminal
     with Progress(*columns, *times, console=console, disable=is_quiet) as progress:
-        bar = progress.add_task(name, total=sum(len(job.cells) for job in jobs))
+        bar = progress.add_task(name, total=len(jobs))
         for index, outcome in _as_completed(jobs, workers):
             outcomes[index] = outcome
-            progress.advance(bar, len(jobs[index].cells))
+            progress.advance(bar)
             for reason in outcome.failures:
                 progress.console.print(f"failed: {reason}", style="red", markup=False)
     return [outcomes[index] for index in range(len(jobs))]
@@ -211,65 +205,25 @@ def _end_with_parent() -> None:
 
 
 def _work(job: _Job) -> _Outcome:
-    """Run the cells of a job one after the other."""
-    found, quiet = _Outcome(), Console(quiet=True)
-    with fits_remembered():
-        for cell, overrides in job.cells:
-            values: list[float | None] = [None] * len(cell.reads)
-            kilobytes = []
-            try:
-                config = compose_config(overrides)
-                folder = job.output / "runs" / config.run_name()
-                result = run(config, folder, quiet, wait=True)
-            except (GemsError, ValueError, RuntimeError) as error:
-                found.failures.append(f"{cell.setting}, {cell.method}, seed {job.seed}: {error}")
-            else:
-                values = [MEASURES[name](result, folder) for name in cell.reads]
-                kilobytes = [kilobytes_up(result)]
-                found.runs.append(DoneRun(cell, folder))
-                found.seconds += float(result.get("seconds", 0.0))
-            found.parts += [
-                Finding(cell.setting, cell.method, quantity, [value], [*kilobytes], cell.x)
-                for quantity, value in zip(cell.reads, values, strict=True)
-            ]
-    return found
-
-
-@contextmanager
-def fits_remembered() -> Iterator[None]:
-    """Train once what several runs begin with: methods of one setting differ at the server.
-
-    Training depends on its arguments alone, so what is looked up is what it would have given, to
-    the last bit. The memory belongs to this process, and ends with the context.
-    """
-    plain: Any = Experiment.fit
-    known: dict[bytes, tuple[dict[str, torch.Tensor], dict[str, float]]] = {}
-
-    def fit(
-        self: Experiment,
-        model: nn.Module,
-        examples: Examples,
-        seed: int,
-        *more: Any,
-        **opts: Any,
-    ) -> dict[str, float]:
-        train = (self.config.train_options, self.config.model, self.config.backend.device)
-        digest = hashlib.blake2b(repr((train, seed, more, sorted(opts.items()))).encode())
-        arrays = (examples.features, examples.labels)
-        for each in (*arrays, *(t.numpy(force=True) for t in model.state_dict().values())):
-            digest.update(np.ascontiguousarray(each).data)
-        key = digest.digest()
-        if key not in known:
-            metrics = plain(self, model, examples, seed, *more, **opts)
-            known[key] = ({n: t.clone() for n, t in model.state_dict().items()}, metrics)
-        model.load_state_dict(known[key][0])
-        return dict(known[key][1])
-
-    Experiment.fit = fit  # type: ignore[method-assign]
+    found, cell = _Outcome(), job.cell
+    values: list[float | None] = [None] * len(cell.reads)
+    kilobytes = []
     try:
-        yield
-    finally:
-        Experiment.fit = plain  # type: ignore[method-assign]
+        config = compose_config(job.overrides)
+        folder = job.output / "runs" / config.run_name()
+        result = run(config, folder, Console(quiet=True), wait=True)
+    except (GemsError, ValueError, RuntimeError) as error:
+        found.failures.append(f"{cell.setting}, {cell.method}, seed {job.seed}: {error}")
+    else:
+        values = [MEASURES[name](result, folder) for name in cell.reads]
+        kilobytes = [kilobytes_up(result)]
+        found.runs.append(DoneRun(cell, folder))
+        found.seconds += float(result.get("seconds", 0.0))
+    found.parts = [
+        Finding(cell.setting, cell.method, quantity, [value], [*kilobytes], cell.x)
+        for quantity, value in zip(cell.reads, values, strict=True)
+    ]
+    return found
 
 
 def provenance(seconds: float) -> dict[str, Any]:

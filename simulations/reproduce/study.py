@@ -103,9 +103,6 @@ class Cell:
         Names of `simulations.reproduce.measures`.
     x : float, optional
         Where the run stands on a figure's axis.
-    group : str, optional
-        Runs of one group share their nodes' training and are run one after the other; by default
-        those of one setting.
     seeds : int, optional
         The most seeds that a dear run is repeated for; by default all of the study's.
     """
@@ -115,7 +112,6 @@ class Cell:
     overrides: tuple[str, ...]
     reads: tuple[str, ...] = ("accuracy",)
     x: float | None = None
-    group: str | None = None
     seeds: int | None = None
 
 

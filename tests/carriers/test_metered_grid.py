@@ -44,14 +44,12 @@ def test_every_way_of_sending_is_counted_alike(grid, way):
     )
 
 
-def test_flowers_own_strategy_is_counted_per_round(grid):
+def test_flowers_own_strategy_is_counted(grid):
     metered = MeteredGrid(grid)
     FlowersFedAvg(fraction_evaluate=0.0).start(metered, initial_arrays(), num_rounds=3)
-    assert {n: t.messages_down for n, t in metered.by_round.items()} == {1: 5, 2: 5, 3: 5}
     model = initial_arrays().count_bytes()
-    assert metered.by_round[2].bytes_down == 5 * (model + len("server-round") + 8)
-    assert sum(metered.by_round.values(), Traffic()) == metered.total
-    assert metered.total - metered.by_round[1] - metered.by_round[2] == metered.by_round[3]
+    assert metered.total.messages_down == 15
+    assert metered.total.bytes_down == 15 * (model + len("server-round") + 8)
 
 
 def test_an_error_reply_counts_its_reason():

@@ -206,12 +206,24 @@ def test_a_node_that_never_says_its_name_goes_by_its_id_and_the_run_goes_on(capl
     assert caplog.text.count("event=no_name") == 1
 
 
+class CountingNames(MeteredGrid):
+    """Counts the messages that ask for a name."""
+
+    names = 0
+
+    def stream(self, messages, **options):
+        messages = list(messages)
+        questions = [each.content["question"] for each in messages if "question" in each.content]
+        self.names += sum(question["kind"] == "name" for question in questions)
+        return super().stream(messages, **options)
+
+
 def test_a_node_that_joins_later_is_asked_for_its_name_before_it_trains():
     grid = SuperLinkGrid(walking_app(), partitions(NODES))
-    metered = MeteredGrid(grid)
+    metered = CountingNames(grid)
     strategy = DynamicAveraging(delta=0.01, callbacks=[Joining(grid)])
     result = learn(metered, strategy)
-    assert metered.by_round[0].messages_down == NODES + 1
+    assert metered.names == NODES + 1
     assert asked(result)[1] == tuple(str(number) for number in range(NODES + 1))
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from conftest import initial_arrays, small_model, toy_app, train_reply
 from gems_flwr import DynamicAveraging, FedAvg, InProcessGrid
 from gems_flwr.core.nodes import Nodes
-from gems_flwr.core.records import instruction_round, pack_name
+from gems_flwr.core.records import pack_name
 
 
 class Directory:
@@ -169,7 +169,7 @@ class Town(InProcessGrid):
 
     def push_messages(self, messages):
         messages = list(messages)
-        self.round = max(instruction_round(message.content) for message in messages)
+        self.round = max(message.content["config"]["server-round"] for message in messages)
         return super().push_messages(messages)
 
 

@@ -29,8 +29,8 @@ from simulations.data.examples import balance_classes
 from simulations.data.tweets import _groups_by_terms
 
 FROM_FILES = [
-    *("mnist", "parity", "permuted", "fashion_mnist", "cifar10", "cifar10_features"),
-    *("ham10000", "ham10000_features", "tweets", "driving"),
+    *("mnist", "parity", "permuted", "fashion_mnist", "cifar10_features"),
+    *("ham10000_features", "tweets", "driving"),
 ]
 
 
@@ -198,16 +198,16 @@ def test_missing_files_and_folders_are_named_in_one_sentence(name, tmp_path, mon
 def test_ham10000_keeps_the_files_own_split(tmp_path):
     (tmp_path / "HAM10000").mkdir()
     np.savez(
-        tmp_path / "HAM10000" / "ham10000_28x28.npz",
-        images=np.arange(70)[:, None, None, None] * np.ones((1, 28, 28, 3), dtype=np.uint8),
+        tmp_path / "HAM10000" / "ham10000_efficientnet_lite0_96px_320d_f16.npz",
+        features=np.arange(70)[:, None] * np.ones((1, 320), np.float16),
         labels=np.arange(70) % 7,
         split=np.repeat([0, 1, 2], [42, 14, 14]),
     )
-    dataset = data.ham10000(data_dir=tmp_path, seed=0, public=14)
+    dataset = data.ham10000_features(data_dir=tmp_path, seed=0, public=14)
     check(dataset)
-    assert dataset.input_shape == (3, 28, 28)
-    assert dataset.test.features[:, 0, 0, 0].tolist() == list(range(56, 70))
-    held = [part.features[:, 0, 0, 0].tolist() for part in (dataset.train, dataset.public)]
+    assert dataset.input_shape == (320,)
+    assert dataset.test.features[:, 0].tolist() == list(range(56, 70))
+    held = [part.features[:, 0].tolist() for part in (dataset.train, dataset.public)]
     assert sorted(held[0] + held[1]) == list(range(56))
 
 

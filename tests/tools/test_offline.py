@@ -161,15 +161,9 @@ def test_an_empty_intersection_has_an_exit_status_of_its_own(capsys):
         (("node-0.safetensors", "-o", "node-0.safetensors"), "one of the space files"),
         (("node-0.safetensors", "-o", "/proc/no/m.safetensors"), "/proc/no"),
         (("node-0.safetensors", *OUT, "--keys", "w", "w"), "different names"),
-        (("node-0.safetensors", *OUT, "--ridge", "-1"), "ridge"),
-        (("node-0.safetensors", *OUT, "--ridge", "much"), "invalid float"),
         (("ball-0.safetensors", *OUT), "how many classes"),
         (("ball-0.safetensors", *OUT, "--classes", "0"), "at least 1 class"),
         (("ball-0.safetensors", *OUT, "--classes", "7"), "do not make a layer of 7 classes"),
-        (
-            ("ball-0.safetensors", *OUT, "--classes", "3", "--select", "objective"),
-            "select: expected first",
-        ),
     ],
 )
 def test_a_mistake_is_named_and_no_file_is_changed(arguments, reason, capsys):

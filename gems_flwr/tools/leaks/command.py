@@ -1,25 +1,19 @@
 """``gems-flwr inspect``: what a space gives away, and the files of features that it takes.
 
 What a cone is made of is what its layer sees: the data itself for a plain logistic model, features
-of the network below it else. `save_features` writes those. Nothing is unpickled, so there is no
-``.pt``.
+of the network below it else. `save_features` writes those. Nothing is unpickled.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import dataclasses
-import json
 import textwrap
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
 from gems_flwr.core.disk import replacing
 from gems_flwr.errors import OfflineError, OptionError
@@ -34,13 +28,12 @@ if TYPE_CHECKING:
     from gems_flwr.tools.leaks.recipes import LayerSamples
 
 GIVEN_AWAY_STATUS = 4
-INPUTS, LABELS = ("inputs", "x", "X", "features"), ("labels", "y", "targets")
-SUFFIXES = (".npz", ".safetensors")
+INPUTS, LABELS = "inputs", "labels"
 
 _DATA = """\
-The data are inputs of the layer that the space is for, and classes: .npz or
-.safetensors with arrays 'inputs' and 'labels'. For a plain logistic model these
-are the training data; for a network, features:
+The data are inputs of the layer that the space is for, and classes: .npz with
+arrays 'inputs' and 'labels'. For a plain logistic model these are the training
+data; for a network, features:
 
     from gems_flwr.tools.leaks import save_features
     save_features("data.npz", train_loader, model)  # as the server sent it
@@ -62,57 +55,35 @@ def add_inspect(commands: Any) -> None:
     add("file", type=Path, help="a space file")
     add("--data", type=Path, help="what the space was made of")
     add("--held-out", type=Path, help="more samples of the same kind that it was not made of")
-    add(
-        "--classes", type=int, default=12, metavar="N",
-        help="attack at most N classes, those that show most first; 12",
-    )  # fmt: skip
     add("--seed", type=int, default=0, help="of all that is random; 0")
-    add("--json", action="store_true", help="print JSON")
     inspect.set_defaults(run=_inspect)
 
 
 def _inspect(options: argparse.Namespace) -> int:
     if options.held_out is not None and options.data is None:
         raise OptionError("--held-out needs --data: the samples that the space was made of")
-    if options.seed < 0 or options.classes < 0:
-        raise OptionError("--seed and --classes must be at least 0")
+    if options.seed < 0:
+        raise OptionError("--seed must be at least 0")
     space = load_space(options.file)
     if not isinstance(space, ClassMomentCone):
-        return _describe(options, space)
+        print(f"{options.file}: a {space.kind} reveals the node's own model, as averaging does;")
+        print("what a model shows of its samples is not tried here")
+        return 0
     # Only now: scikit-learn takes a while to import.
     from gems_flwr.tools.leaks.inspection import inspect_cone
 
-    data, held_out = (
-        None if path is None else read_features(path) for path in (options.data, options.held_out)
-    )
-    if held_out is not None and held_out.inputs.shape[1] != space.num_features:
+    data, held_out = (path and read_features(path) for path in (options.data, options.held_out))
+    if held_out and held_out.inputs.shape[1] != space.num_features:
         raise OptionError(
             f"held-out data: expected {space.num_features} features, as in the file, got "
             f"{held_out.inputs.shape[1]}"
         )
-    found = inspect_cone(space, data, held_out, most_classes=options.classes, seed=options.seed)
-    if options.json:
-        print(json.dumps(_as_json(options.file, space, found), indent=2))
-    else:
-        print("\n".join(_as_text(options.file, space, found)))
+    found = inspect_cone(space, data, held_out, seed=options.seed)
+    print("\n".join(_lines(options.file, space, found)))
     return GIVEN_AWAY_STATUS if found.given_away else 0
 
 
-def _describe(options: argparse.Namespace, space: Any) -> int:
-    from gems_flwr.tools.offline import describe
-
-    rows = {"file": str(options.file), **dict(describe(space))}
-    rows["note"] = (
-        f"a {space.kind} reveals the node's own model, as averaging does; what a model shows of "
-        "its samples is not tried here"
-    )
-    lines = [line for name, text in rows.items() for line in textwrap.wrap(f"{name}: {text}", 80)]
-    print(json.dumps(rows, indent=2) if options.json else "\n".join(lines))
-    return 0
-
-
-def _as_text(file: Path, cone: ClassMomentCone, found: Inspection) -> list[str]:
-    """Return the lines of at most 80 columns that the command prints."""
+def _lines(file: Path, cone: ClassMomentCone, found: Inspection) -> list[str]:
     lines = [f"{file}: {cone.kind}, {cone.size_bytes:,} bytes, {cone.num_features} features"]
     if found.recipe is not None:
         how = "makes these very bytes of the data" if found.is_reproduced else "by its form"
@@ -138,74 +109,36 @@ def _as_text(file: Path, cone: ClassMomentCone, found: Inspection) -> list[str]:
     return [part for line in lines for part in textwrap.wrap(line, 80, subsequent_indent="  ")]
 
 
-def _as_json(file: Path, cone: ClassMomentCone, found: Inspection) -> dict[str, Any]:
-    """Return what was found as plain values; a field that changes its meaning gets a new name."""
-    return {
-        "file": str(file),
-        "kind": cone.kind,
-        "bytes": cone.size_bytes,
-        "made_by": None if found.recipe is None else str(found.recipe),
-        "reproduced": found.is_reproduced,
-        "privacy": None if cone.privacy is None else list(cone.privacy),
-        "given_away": [each.label for each in found.given_away],
-        "withheld": list(cone.withheld),
-        "classes": [
-            {"level": each.level, "verdict": each.verdict, **dataclasses.asdict(each)}
-            for each in found.classes
-        ],
-    }
-
-
 # --- files of features ------------------------------------------------------------------------
 
 
 def read_features(path: str | Path) -> LayerSamples:
-    """Return inputs and classes from a file; see `gems-flwr inspect --help` for its forms."""
-    path = Path(path)
-    if path.suffix not in SUFFIXES:
-        raise OfflineError(
-            f"{path}: data must be one of {', '.join(SUFFIXES)}; torch tensors can be written "
-            "by gems_flwr.tools.leaks.save_features"
-        )
-    try:
-        inputs, labels = _arrays(path)
-    except OfflineError:
-        raise
-    except (ValueError, SafetensorError, zipfile.BadZipFile, EOFError, KeyError) as error:
-        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise OfflineError(f"{path} cannot be read as {path.suffix[1:]}: {reason}") from error
-    return _checked(path, inputs, labels)
-
-
-def _arrays(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
-    if path.suffix == ".npz":
-        with np.load(path) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    else:
-        arrays = load_file(path)
-    inputs = [arrays[name] for name in INPUTS if name in arrays]
-    labels = [arrays[name] for name in LABELS if name in arrays]
-    if not inputs or not labels:
-        raise OfflineError(
-            f"{path}: expected an array called {INPUTS[0]} (n x D) and one called {LABELS[0]} (n), "
-            f"got {sorted(arrays)}"
-        )
-    return inputs[0], labels[0]
-
-
-def _checked(path: Path, inputs: NDArray[Any], labels: NDArray[Any]) -> LayerSamples:
+    """Return inputs (n, ...) and classes (n) from an ``.npz`` file with these arrays."""
     from gems_flwr.tools.leaks.recipes import LayerSamples
 
-    for name, array in (("inputs", inputs), ("labels", labels)):
-        if not (np.issubdtype(array.dtype, np.number) or array.dtype == bool):
+    try:
+        with np.load(path) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except (ValueError, zipfile.BadZipFile, EOFError, AttributeError) as error:
+        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise OfflineError(
+            f"{path} cannot be read as npz ({reason}); gems_flwr.tools.leaks.save_features writes "
+            "such files"
+        ) from error
+    if not {INPUTS, LABELS} <= arrays.keys():
+        raise OfflineError(
+            f"{path}: save_features writes inputs (n x D) and labels (n), got {sorted(arrays)}"
+        )
+    inputs, labels = arrays[INPUTS], arrays[LABELS]
+    for name, array in ((INPUTS, inputs), (LABELS, labels)):
+        if array.dtype.kind not in "fiub":
             raise OfflineError(f"{path}: {name} must be numbers, got {array.dtype}")
-    rows, classes = inputs, labels.reshape(-1).astype(np.float64)
-    if inputs.ndim > 1 and inputs.size:
-        rows = inputs.reshape(len(inputs), -1).astype(np.float64)
-    if rows.ndim != 2 or len(rows) != len(classes) or not rows.size:
+    classes = labels.reshape(-1).astype(np.float64)
+    if inputs.ndim < 2 or len(inputs) != len(classes) or not inputs.size:
         raise OfflineError(
             f"{path}: expected inputs (n x D) and labels (n), got {inputs.shape} and {labels.shape}"
         )
+    rows = inputs.reshape(len(inputs), -1).astype(np.float64)
     if not np.isfinite(rows).all():
         raise OfflineError(f"{path}: inputs must be finite, got NaN or inf")
     if not np.array_equal(classes, np.rint(classes)):

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,16 +49,12 @@ class Exposure:
     """What a file shows of a class by itself."""
 
     label: int
-    # Samples behind its smallest component, and behind all of them.
-    count: int
-    total: int
+    count: int  # samples behind its smallest component
+    total: int  # and behind all of them
     features: int
-    # Of the covariance of its worst component; None if there are means alone.
-    directions: int | None
-    # By the mean alone, for one who knows the distribution; 0.5 is guessing.
-    mean_auc: float
-    # Why the samples are given away without any attack; None if they are not.
-    exact: str | None
+    directions: int | None  # of its worst component's covariance; None for means alone
+    mean_auc: float  # by the mean alone, for one who knows the distribution; 0.5 is guessing
+    exact: str | None  # why the samples are given away without any attack
 
 
 def exposures(cone: ClassMomentCone) -> list[Exposure]:
@@ -95,15 +92,21 @@ def _exact(count: int, directions: int | None) -> str | None:
 
 def sent_rank(cone: ClassMomentCone, entry: int) -> int | None:
     """Return how many directions of a component's covariance were sent; None without any."""
-    covariance, place = cone.covariance, entry
-    if isinstance(covariance, PartialCovariance):
-        found = covariance.place(entry)
-        if found is None or covariance.own is None:
-            return None
-        covariance, place = covariance.own, found
+    covariance, place = own_covariance(cone, entry)
     if isinstance(covariance, FullCovariance):
         return min(int(cone.counts[entry]) - 1, cone.num_features)
-    return covariance.rank(place)
+    return None if covariance is None else covariance.rank(place)
+
+
+def own_covariance(
+    cone: ClassMomentCone, entry: int
+) -> tuple[FullCovariance | LowRankCovariance | None, int]:
+    """Return what has a component's covariance, and where; None where its mean is alone."""
+    covariance: Any = cone.covariance
+    if not isinstance(covariance, PartialCovariance):
+        return covariance, entry
+    found = covariance.place(entry)
+    return (None, 0) if found is None else (covariance.own, found)
 
 
 def known_auc(information: float) -> float:

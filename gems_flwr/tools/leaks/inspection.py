@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -53,10 +52,9 @@ MOST_CLASSES = 12
 logger = logging.getLogger("flwr.gems.node")
 
 
-def share_text(value: float, digits: int = 2) -> str:
+def share_text(value: float) -> str:
     """Return a number from 0 to 1 as the documentation writes it: .66, 1.00."""
-    text = f"{value:.{digits}f}"
-    return text[1:] if text.startswith("0.") else text
+    return f"{value:.2f}".removeprefix("0")
 
 
 @dataclass(frozen=True)
@@ -64,8 +62,7 @@ class ClassFinding:
     """What a class gives away, as far as it was tried."""
 
     exposure: Exposure
-    # Whether noise was promised; then `exposure.mean_auc` bounds every attacker.
-    is_private: bool = False
+    is_private: bool = False  # noise was promised: `exposure.mean_auc` bounds every attacker
     membership: Membership | None = None
     rebuilt: Rebuilt | None = None
 
@@ -149,14 +146,6 @@ def _shown(finding: ClassFinding) -> tuple[int, float, float, int]:
     return LEVELS.index(finding.level), auc, by_formula, -finding.exposure.count
 
 
-def _at_first_sight(cone: ClassMomentCone) -> list[ClassFinding]:
-    return [ClassFinding(each, cone.privacy is not None) for each in exposures(cone)]
-
-
-def _most_shown(findings: Sequence[ClassFinding], most: int) -> set[int]:
-    return {each.label for each in sorted(findings, key=_shown, reverse=True)[:most]}
-
-
 def inspect_cone(
     cone: ClassMomentCone,
     data: LayerSamples | None = None,
@@ -165,29 +154,18 @@ def inspect_cone(
     most_classes: int = MOST_CLASSES,
     seed: int = 0,
 ) -> Inspection:
-    """Look at what a cone gives away.
+    """Look at what a cone gives away; with the `data` that it was made of, attack it.
 
-    Parameters
-    ----------
-    cone : ClassMomentCone
-        What is to be sent.
-    data : LayerSamples, optional
-        What it was made of.
-    held_out : LayerSamples, optional
-        Samples of the same kind that it was not made of; the more there are of a class, the more
-        the attacker knows, and the surer is the AUC.
-    most_classes : int
-        On how many classes attacks are tried, at least 0: those that show most.
-    seed : int
-        Of everything that is random.
-
+    `held_out` are samples of the same kind that it was not made of: the more there are, the more
+    the attacker knows, and the surer is the AUC. Attacks are tried on those `most_classes` that
+    show most.
     """
-    found = _at_first_sight(cone)
+    found = [ClassFinding(each, cone.privacy is not None) for each in exposures(cone)]
     if data is None:
         return Inspection(tuple(found))
     recipe, is_same = tried_recipe(cone, data)
     others = held_out or LayerSamples.none(cone.num_features)
-    chosen = _most_shown(found, most_classes)
+    chosen = {each.label for each in sorted(found, key=_shown, reverse=True)[:most_classes]}
     for place, each in enumerate(found):
         if each.label in chosen:
             found[place] = _attacked(each, cone, recipe, data, others, seed)

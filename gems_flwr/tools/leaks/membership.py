@@ -15,10 +15,8 @@ Samples are dealt out in one of two ways:
   out of it, several times. Fewer samples hide less, so this errs towards too high an AUC; but the
   attacker then knows an eighth of the class, and one who knows more does better.
 
-The area under the ROC curve is the mean *placement* of scores, the share of the other side that
-each is on the right side of, ties counting half; the spread of placements on either side gives its
-standard error (DeLong, DeLong and Clarke-Pearson 1988, Section 2). It counts samples, each with the
-mean over its trials.
+The standard error of the area under the ROC curve is that of DeLong, DeLong and Clarke-Pearson
+(1988, Section 2). It counts samples, each with the mean over its trials.
 """
 
 from __future__ import annotations
@@ -30,6 +28,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from gems_flwr.errors import OptionError
 from gems_flwr.typing import Float
@@ -141,23 +141,15 @@ def statistics(candidates: Float, sent: tuple[Float, Float], known: Knowledge) -
     return np.stack(columns, axis=1)
 
 
-@dataclass(frozen=True, eq=False)
-class _Split:
-    """Who is behind a space, whom the attacker knows, and who else is tried."""
-
-    inside: Index
-    known: Index
-    others: Index
-
-
-# The statistics of a bounded number of candidates on either side, and whose they are.
-_View = tuple[Float, Index, Index]
+# Who is behind a space, whom the attacker knows, and who else is tried.
+_Split = tuple[Index, Index, Index]
 Judge = Callable[[Float], Float]
 
 
-def _view(pool: Float, split: _Split, sent: tuple[Float, Float]) -> _View:
-    inside, others = split.inside[:CANDIDATES], split.others[:CANDIDATES]
-    candidates, known = pool[np.concatenate([inside, others])], Knowledge.of(pool[split.known])
+def _view(pool: Float, split: _Split, sent: tuple[Float, Float]) -> tuple[Float, Index, Index]:
+    """Return the statistics of so many candidates on either side, and whose they are."""
+    inside, others = split[0][:CANDIDATES], split[2][:CANDIDATES]
+    candidates, known = pool[np.concatenate([inside, others])], Knowledge.of(pool[split[1]])
     return statistics(candidates, sent, known), inside, others
 
 
@@ -169,23 +161,17 @@ def _learnt(pool: Float, splits: Iterator[_Split], release: Release) -> Judge | 
     """
     tables, truth = [], list[int]()
     for split in splits:
-        sent = release(pool[split.inside])
+        sent = release(pool[split[0]])
         if sent is None:
             return None
         table, inside, others = _view(pool, split, sent)
         tables.append(table)
         truth += [1] * len(inside) + [0] * len(others)
-    whole = np.concatenate(tables)
-    center, scale = whole.mean(axis=0), whole.std(axis=0) + 1e-12
-    model = LogisticRegression(C=0.1, max_iter=500, class_weight="balanced")
-    model.fit((whole - center) / scale, truth)
-    return lambda table: np.asarray(model.decision_function((table - center) / scale))
-
-
-def _tried(judge: Judge, view: _View) -> Trial:
-    table, inside, others = view
-    scores = judge(table)
-    return Trial(scores[: len(inside)], scores[len(inside) :], inside, others)
+    model = make_pipeline(
+        StandardScaler(), LogisticRegression(C=0.1, max_iter=500, class_weight="balanced")
+    )
+    judge: Judge = model.fit(np.concatenate(tables), truth).decision_function
+    return judge
 
 
 @dataclass(frozen=True)
@@ -208,23 +194,10 @@ def attack_membership(
     *,
     seed: int = 0,
 ) -> Membership | None:
-    """Try to tell the samples behind a class's moments from others.
+    """Try to tell the samples behind a class's moments from others; None if there are too few.
 
-    Parameters
-    ----------
-    members, held_out : arrays of shapes (n, D) and (m, D)
-        All samples behind what was sent, and samples of the same class that are not; m may be 0.
-    sent : pair of arrays of shapes (D,) and (D, D)
-        Mean and covariance that are sent.
-    release : callable
-        What would be sent of other samples; None if nothing, or if it would be of another form.
-    seed : int
-        How samples are dealt out.
-
-    Returns
-    -------
-    Membership or None
-        None if there are too few samples to try it.
+    `members` (n, D) are all samples behind what was sent, `held_out` (m, D) samples of the same
+    class that are not; `release` returns what would be sent of other samples.
     """
     generator = np.random.default_rng(seed)
     pool, count = np.concatenate([members, held_out]), len(members)
@@ -239,7 +212,7 @@ def attack_membership(
         for _ in range(min(bounds[1], max(bounds[0], wanted // at_once))):
             order = generator.permutation(len(pool))
             cut = size + outside // 2
-            yield _Split(order[:size], order[size:cut], order[cut:])
+            yield order[:size], order[size:cut], order[cut:]
 
     judge = _learnt(pool, drawn(LEARNT_FROM, size, LEARNING_SPLITS), release)
     if judge is None:
@@ -247,14 +220,16 @@ def attack_membership(
     if is_given:
         strangers = generator.permutation(np.arange(count, len(pool)))
         half = outside // 2
-        targets = iter([_Split(np.arange(count), strangers[:half], strangers[half:])])
+        targets = iter([(np.arange(count), strangers[:half], strangers[half:])])
     else:
         targets = drawn(TRIED, outside, TRIALS)
     trials = []
-    for split in targets:
-        made = sent if is_given else release(pool[split.inside])
+    for inside, one, other in targets:
+        made = sent if is_given else release(pool[inside])
         if made is None:
             return None
-        for each in (split, _Split(split.inside, split.others, split.known)):
-            trials.append(_tried(judge, _view(pool, each, made)))
+        for known, tried in ((one, other), (other, one)):
+            table, members, others = _view(pool, (inside, known, tried), made)
+            scores = judge(table)
+            trials.append(Trial(scores[: len(members)], scores[len(members) :], members, others))
     return Membership(auc_of(trials), size, outside, is_given)

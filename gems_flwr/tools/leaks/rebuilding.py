@@ -21,13 +21,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from scipy.spatial.distance import cdist
 
-from gems_flwr.spaces.cone import (
-    ClassMomentCone,
-    LowRankCovariance,
-    PartialCovariance,
-    feature_units,
-)
+from gems_flwr.spaces.cone import ClassMomentCone, LowRankCovariance, feature_units
+from gems_flwr.tools.leaks.exposure import own_covariance
 from gems_flwr.typing import Float
 
 STEP = 0.9
@@ -43,12 +40,9 @@ def sent_directions(cone: ClassMomentCone, entry: int) -> Float:
 
     No row where the entry is a mean alone or shows variances only.
     """
-    covariance, place = cone.covariance, entry
-    if isinstance(covariance, PartialCovariance):
-        found = covariance.place(entry)
-        if found is None or covariance.own is None:
-            return np.zeros((0, cone.num_features))
-        covariance, place = covariance.own, found
+    covariance, place = own_covariance(cone, entry)
+    if covariance is None:
+        return np.zeros((0, cone.num_features))
     if isinstance(covariance, LowRankCovariance):
         return covariance.factor(place).astype(np.float64).T
     return main_directions(covariance.dense_matrix(place), int(cone.counts[entry]))
@@ -74,21 +68,10 @@ def rebuild_table(
     iterations: int,
     seed: int = 0,
 ) -> Float:
-    """Return a table of samples in a range that has a mean and a covariance.
+    """Return a table of samples in a range that has a mean (D,) and a covariance.
 
-    Parameters
-    ----------
-    mean, directions : arrays of shapes (D,) and (r, D)
-        Mean of the samples, and directions of their covariance; see `sent_directions`.
-    count : int
-        How many samples, at least 1.
-    low, high : float
-        Range of the features, which the attacker knows.
-    iterations : int
-        How long to search, at least 0: with 0 it is any table with these moments, which is what
-        guessing without a search comes to.
-    seed : int
-        Where to begin.
+    `directions` (r, D) are those of `sent_directions`. With 0 `iterations` it is any table with
+    these moments, which is what guessing without a search comes to.
     """
     directions = directions * np.sqrt(count)
     if not len(directions):
@@ -110,8 +93,7 @@ def rebuild_table(
 
 def nearest_distances(guesses: Float, samples: Float) -> Float:
     """Return for each sample how far the nearest guess is: root mean square per feature."""
-    squares = (samples**2).sum(1)[:, None] + (guesses**2).sum(1) - 2 * samples @ guesses.T
-    return np.asarray(np.sqrt(np.maximum(squares.min(axis=1), 0) / samples.shape[1]))
+    return np.asarray(cdist(samples, guesses).min(axis=1) / np.sqrt(samples.shape[1]))
 
 
 @dataclass(frozen=True)
@@ -120,11 +102,8 @@ class Rebuilt:
 
     samples: int
     rebuilt: int
-    # How many guesses without a search come as near.
-    by_chance: int
-    # Of the best guess from a sample, and a sample's from what is known anyway (median).
-    nearest: float
-    anyway: float
+    by_chance: int  # how many guesses without a search come as near
+    nearest: float  # of the best guess from a sample
 
     @property
     def is_attack(self) -> bool:
@@ -168,17 +147,14 @@ def rebuilt_samples(
         rebuilt=int((found <= near).sum()),
         by_chance=int((lucky <= near).sum()),
         nearest=float(found.min()),
-        anyway=float(np.median(anyway)),
     )
 
 
 def _known_anyway(samples: Float) -> Float:
     """Return how far each sample is from another one, or from the mean of the others."""
-    squares = (samples**2).sum(axis=1)
-    distances = squares[:, None] + squares - 2 * samples @ samples.T
+    distances = cdist(samples, samples)
     np.fill_diagonal(distances, np.inf)
     count = len(samples)
     # The mean without the sample is n / (n - 1) times as far as the mean with it.
-    apart = (samples - samples.mean(axis=0)) * (count / (count - 1))
-    nearest = np.minimum(distances.min(axis=1), (apart**2).sum(axis=1))
-    return np.asarray(np.sqrt(np.maximum(nearest, 0) / samples.shape[1]))
+    apart = np.linalg.norm(samples - samples.mean(axis=0), axis=1) * (count / (count - 1))
+    return np.asarray(np.minimum(distances.min(axis=1), apart) / np.sqrt(samples.shape[1]))

@@ -46,10 +46,7 @@ def _cells(scope: Scope) -> list[Cell]:
         "serial": ("strategy=serial", "backend=inprocess"),
     }
     reads = ("rmse", LOSS, BYTES, MODELS)
-    return [
-        Cell(SETTING, method, words, reads, group=f"driving {method}")
-        for method, words in protocols.items()
-    ]
+    return [Cell(SETTING, method, words, reads) for method, words in protocols.items()]
 
 
 def drive_run(folder: Path, tracks: int, laps: int) -> dict[str, list[dict[str, Any]]]:

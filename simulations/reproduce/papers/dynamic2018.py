@@ -54,10 +54,7 @@ def named(kind: str, *values: float) -> list[str]:
 
 def stream_cells(setting: str, methods: Sequence[str], *more: str) -> list[Cell]:
     """Return runs of protocols on a stream."""
-    return [
-        Cell(setting, method, (*protocol(method), *more), READS, group=f"{setting} {method}")
-        for method in methods
-    ]
+    return [Cell(setting, method, (*protocol(method), *more), READS) for method in methods]
 
 
 def _protocols(scope: Scope) -> list[Cell]:
@@ -108,7 +105,6 @@ def _initialisation(scope: Scope) -> list[Cell]:
             method,
             (*overrides(b), f"stream.initial_noise={noise}", *scope.data("mnist")),
             x=float(b),
-            group=f"{method} {noise}",
         )
         for method, overrides in protocols.items()
         for noise in scope.pick(NOISES, (0.0, 3.0, 20.0))

@@ -37,14 +37,7 @@ _WHOLE = 100000
 def _cells(scope: Scope) -> list[Cell]:
     settings = scope.pick([*SEEDS], ("2NN, C = 0", "2NN, C = 0.1"))
     return [
-        Cell(
-            setting,
-            column,
-            _overrides(scope, setting, column),
-            ("rounds",),
-            group=f"{setting}, {column}",
-            seeds=seeds,
-        )
+        Cell(setting, column, _overrides(scope, setting, column), ("rounds",), seeds=seeds)
         for setting in settings
         for column, seeds in SEEDS[setting].items()
         if not (scope.quick and column.startswith("non-IID"))

@@ -134,7 +134,7 @@ def _table(
     pooled = (*data.overrides(scope, 5, *more), *POOLED)
     chosen = data.overrides(scope, nodes, *more)
     return [
-        Cell(setting, "Global", pooled, (data.measure,), group=f"{data.title}, pooled"),
+        Cell(setting, "Global", pooled, (data.measure,)),
         *(Cell(setting, name, (*chosen, *o), (data.measure,)) for name, o in methods.items()),
     ]
 
@@ -177,12 +177,11 @@ def _model_size(scope: Scope) -> list[Cell]:
             gems = neural_gems(scope, hidden=hidden, clusters=clusters, output=data.output_epsilon)
             setting, reads = f"{data.title}, m_ε = {clusters}, ε_j = {hidden:g}", (data.measure,)
             cells += [
-                Cell(setting, name, (*chosen, *gems[name]), (*reads, "hidden neurons"),
-                     group=data.title)
+                Cell(setting, name, (*chosen, *gems[name]), (*reads, "hidden neurons"))
                 for name in ("GEMS, tuned", "GEMS, cone head")
             ]  # fmt: skip
         cells += [
-            Cell(f"{data.title}, ensemble", name, (*chosen, *o), (data.measure,), group=data.title)
+            Cell(f"{data.title}, ensemble", name, (*chosen, *o), (data.measure,))
             for name, o in ENSEMBLES.items()
         ]
     return cells
@@ -208,7 +207,6 @@ def _tuning(scope: Scope) -> list[Cell]:
                         (*chosen, *overrides, *options(tune)),
                         (data.measure,),
                         x=float(samples),
-                        group=f"{data.title}, {model}",
                     )
                 )
     return cells
@@ -274,7 +272,6 @@ def _epsilon_grid(scope: Scope) -> list[Cell]:
             ),
             ("accuracy", "empty"),
             x=first,
-            group=f"{radius}, {first:g}",
         )
         for radius in ("sampled", "worst")
         for first in grid

@@ -40,7 +40,7 @@ def _cell(scope: Scope, setting: str, rule: str, *changes: str) -> Cell:
         words.append(f"multi_model.tasks=[{tasks}]")
     reads = ("accuracy", LATE_ACCURACY, *map(accuracy_after, ROUNDS))
     # They share no training, so that each can go to a process of its own.
-    return Cell(setting, rule, tuple(words), reads, group=f"{setting}, {rule}")
+    return Cell(setting, rule, tuple(words), reads)
 
 
 def relate(found: Findings) -> None:

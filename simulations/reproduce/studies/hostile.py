@@ -71,7 +71,6 @@ def _score(
     from simulations.config import compose_config
     from simulations.experiment.experiment import experiment_of
     from simulations.experiment.training import torch_threads
-    from simulations.reproduce.runner import fits_remembered
     from simulations.reproduce.studies.lies import LyingApp
     from simulations.run import quiet_flower
 
@@ -82,7 +81,7 @@ def _score(
         app = LyingApp(app, attack, liars, seed)  # type: ignore[assignment]
     experiment = experiment_of(config.to_json())
     strategy = experiment.strategy(None, [])
-    with quiet_flower(), fits_remembered(), torch_threads(config.backend.threads):
+    with quiet_flower(), torch_threads(config.backend.threads):
         grid = InProcessGrid(app, config.nodes)
         result = strategy.start(grid, experiment.initial_arrays(), num_rounds=config.rounds)
         scores = experiment.evaluate(strategy, result.arrays, config.rounds)
