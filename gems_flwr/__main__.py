@@ -3,8 +3,8 @@
 ``run``, ``report``, ``reproduce`` and ``driving`` are the ready simulations, each with options of
 its own (``gems-flwr run --help``). ``submit`` submits a Flower app to a SuperLink, follows its log,
 and ends with a status that tells success from failure. ``aggregate A B -o model.safetensors``
-aggregates space files, ``--add`` a late one, and ``--remove`` takes a node out; ``show`` says what
-one holds, ``inspect`` what it gives away. ``export`` writes a model as ONNX or a torch program.
+aggregates space files, ``--add`` a late one, and ``--remove`` takes a node out; ``inspect`` says
+what one holds and gives away. ``export`` writes a model as ONNX or a torch program.
 """
 
 from __future__ import annotations

@@ -46,12 +46,10 @@ _SMALLEST = np.float32(2.0**-126)
 class PackedModel:
     """A model as bytes."""
 
-    # Of the rounded arrays, deflated, and the scales of their blocks; the other arrays, deflated.
-    codes: bytes = b""
-    scales: bytes = b""
-    exact: bytes = b""
-    # Names, shapes and types of a whole model as JSON; a difference's receiver knows them.
-    layout: str = ""
+    codes: bytes = b""  # of the rounded arrays, deflated
+    scales: bytes = b""  # of their blocks
+    exact: bytes = b""  # the other arrays, deflated
+    layout: str = ""  # names, shapes and types of a whole model as JSON
 
     @property
     def is_whole(self) -> bool:
@@ -170,20 +168,18 @@ def encode_average(
 
 def halved(model: Arrays) -> dict[str, NDArray]:
     """Return a model with its weight matrices rounded to half precision, where they fit."""
-    return {
-        name: array.astype(np.float16).astype(array.dtype)
-        if is_rounded(array) and np.abs(array).max(initial=0) <= np.finfo(np.float16).max
-        else array
-        for name, array in ((name, np.asarray(each)) for name, each in model.items())
-    }
+    most = np.finfo(np.float16).max
+    arrays = {name: np.asarray(each) for name, each in model.items()}
+    fits = {n for n, a in arrays.items() if is_rounded(a) and np.abs(a).max(initial=0) <= most}
+    return {n: a.astype(np.float16).astype(a.dtype) if n in fits else a for n, a in arrays.items()}
 
 
 def left_by_halving(model: Arrays) -> dict[str, NDArray]:
     """Return what is left over where nodes begin with `halved(model)` instead of `model`."""
-    halves = {name: half for name, half in halved(model).items() if is_rounded(half)}
     return {
         name: (np.asarray(model[name], np.float64) - half).astype(np.float32)
-        for name, half in halves.items()
+        for name, half in halved(model).items()
+        if is_rounded(half)
     }
 
 

@@ -19,13 +19,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from flwr.app import (
-    Array,
     ArrayRecord,
-    ConfigRecord,
     Context,
     Error,
     Message,
-    MetricRecord,
     RecordDict,
 )
 from flwr.clientapp import ClientApp
@@ -44,7 +41,6 @@ from gems_flwr.core.flower import (
     records_from_bytes,
     records_to_bytes,
 )
-from gems_flwr.core.records import make_array, make_record
 from gems_flwr.core.run import generator
 from gems_flwr.errors import describe_fault
 
@@ -193,8 +189,7 @@ class InProcessGrid(Grid):
 class _Worker:
     """A daemon thread that runs one function at a time, and ends with the worker.
 
-    A lasting thread, because torch keeps a pool of processor threads for every thread that
-    computes; a new thread per message would pile them up.
+    Lasting, because torch keeps a pool of processor threads for every thread that computes.
     """
 
     def __init__(self) -> None:
@@ -236,17 +231,6 @@ def number_message(message: Message) -> str:
     return message_id
 
 
-# --- copies -----------------------------------------------------------------------------------
-# The receiver of a message gets a copy, as if it had been sent. Flower would turn it into bytes and
-# back. Most values come out of that as they went in and cannot be changed, so the copy may share
-# them, the bytes of arrays and packed models among them; what holds them is made new. A record with
-# anything else (a list, which its sender may have changed, a number of numpy's, an integer of 70
-# bits) goes through Flower's own serialisation, or is refused there.
-
-_LEAST, _MOST = -(2**63), 2**63 - 1
-_MOST_SIDE = 2**31 - 1
-
-
 def copy_message(message: Message) -> Message:
     """Return a message as its receiver gets it."""
     if message.has_error():
@@ -257,45 +241,11 @@ def copy_message(message: Message) -> Message:
 
 
 def copy_content(content: RecordDict) -> RecordDict:
-    """Return records as their receiver gets them."""
-    copied: dict[str, Any] = {}
+    """Return records as if they had been sent; the bytes of arrays are shared."""
+    copied = RecordDict()
     for key, record in content.items():
-        make = _QUICK.get(type(record))
-        if make is not None and _is_ascii(key) and all(map(_is_plain, record, record.values())):
-            copied[key] = make(record)
+        if isinstance(record, ArrayRecord):
+            copied[key] = ArrayRecord({k: copy.copy(array) for k, array in record.items()})
         else:
             copied.update(records_from_bytes(records_to_bytes(RecordDict({key: record}))))
-    return make_record(RecordDict, copied)
-
-
-def _is_plain(key: str, value: Any) -> bool:
-    """Return whether a value of a record comes out of Flower's serialisation as it goes in."""
-    kind = type(value)
-    if kind is int:
-        plain = _LEAST <= value <= _MOST
-    elif kind is Array:
-        plain = (
-            type(value.data) is bytes
-            and type(value.shape) is tuple
-            and all(type(side) is int and 0 <= side <= _MOST_SIDE for side in value.shape)
-            and all(_is_ascii(text) for text in (value.dtype, value.stype))
-        )
-    else:
-        plain = kind in (float, bool, bytes) or _is_ascii(value)
-    return plain and _is_ascii(key)
-
-
-def _is_ascii(text: object) -> bool:
-    return type(text) is str and text.isascii()
-
-
-def _copy_arrays(record: ArrayRecord) -> ArrayRecord:
-    arrays = {k: make_array(a.dtype, a.shape, a.stype, a.data) for k, a in record.items()}
-    return make_record(ArrayRecord, arrays)
-
-
-_QUICK: dict[type, Callable[[Any], Any]] = {
-    ArrayRecord: _copy_arrays,
-    ConfigRecord: lambda record: make_record(ConfigRecord, dict(record)),
-    MetricRecord: lambda record: make_record(MetricRecord, dict(record)),
-}
+    return copied

@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from gems_flwr.core.log import log_event
 from gems_flwr.core.question import Question
-from gems_flwr.core.records import ARRAYS, put_instead, to_numpy, to_record
+from gems_flwr.core.records import ARRAYS, once_more, put_instead, to_numpy, to_record
 from gems_flwr.core.round import Carrier, Round, Send
 from gems_flwr.errors import ModelError
 from gems_flwr.typing import Arrays
@@ -73,23 +73,13 @@ class KnownLayers(Carrier):
         if lacking:
             log_event("send_layers", round=round.number, nodes=len(lacking), digest=digest)
             receivers = [m for m in messages if m.metadata.dst_node_id in lacking]
-            again = [ask_again(m, contents[m.metadata.dst_node_id], "layers") for m in receivers]
+            again = [once_more(m, contents[m.metadata.dst_node_id], "layers") for m in receivers]
             others = [reply for reply in replies if reply.metadata.src_node_id not in lacking]
             replies = [*others, *send([put(message, lacking) for message in again])]
         for reply in filter(_lacks, replies):
             reason = f"it asks again for the layers below '{layer.weight}', which it was sent"
             round.refuse(reply.metadata.src_node_id, reason)
         return [reply for reply in replies if not _lacks(reply)]
-
-
-def ask_again(message: Message, content: RecordDict, why: str) -> Message:
-    """Return the message once more, with other records; Flower sends a message only once."""
-    return Message(
-        content,
-        dst_node_id=message.metadata.dst_node_id,
-        message_type=message.metadata.message_type,
-        group_id=f"{message.metadata.group_id}-{why}",
-    )
 
 
 def layers_digest(arrays: Arrays) -> str:

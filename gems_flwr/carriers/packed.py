@@ -30,7 +30,7 @@ from typing import Any, ClassVar
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
-from gems_flwr.carriers.known_layers import ask_again, layers_digest
+from gems_flwr.carriers.known_layers import layers_digest
 from gems_flwr.compression import (
     Form,
     PackedModel,
@@ -47,6 +47,7 @@ from gems_flwr.core.records import (
     ARRAYS,
     add_reason,
     is_without_mod,
+    once_more,
     put_instead,
     read_json,
     records_of,
@@ -69,8 +70,7 @@ _NOTES = "packed/notes"
 class _Packing:
     """How models travel in a message and in its reply."""
 
-    # What a node keeps from another run does not count.
-    run: str
+    run: str  # what a node keeps from another run does not count
     form: Form
     round: int
     # By key: number of the model that the one in this message is a difference to (0: it is whole),
@@ -115,7 +115,7 @@ class PackedModels(Carrier):
         lacking = {r.metadata.src_node_id for r in replies if _lacks_base(r)}
         if lacking:
             log_event("send_whole_models", nodes=len(lacking))
-            again = [ask_again(m, plain[n], "whole") for n, m in sent.items() if n in lacking]
+            again = [once_more(m, plain[n], "whole") for n, m in sent.items() if n in lacking]
             for message in again:
                 self._held.pop(round.nodes.name(message.metadata.dst_node_id), None)
                 self._pack(round, message)

@@ -3,11 +3,8 @@
 What is asked by a `gems_flwr.core.question.Question` is checked there; here is what any Flower app
 sends, and what all replies have in common.
 
-Flower's records check each entry as it is put in, a good part of what a message with a small model
-costs, and `numpy.save` and `numpy.load` spend some 30 microseconds on a header that is the same in
-every message of a run. Here entries that are known to be right are put in directly, and headers are
-remembered. Flower has no public way, so this file knows where its records keep their entries; if a
-new version keeps them elsewhere, that is noticed below and the records' own constructors are used.
+`numpy.save` and `numpy.load` spend some 30 microseconds on a header that is the same in every
+message of a run, so headers are remembered here.
 """
 
 from __future__ import annotations
@@ -55,39 +52,6 @@ SERVER_ROUND, RUN_SEED, NUM_EXAMPLES, NAME = "server-round", "run-seed", "num-ex
 TRAIN, EVALUATE = "train", "evaluate"
 
 RecordKind = TypeVar("RecordKind", ArrayRecord, ConfigRecord, MetricRecord)
-AnyRecord = TypeVar("AnyRecord", ArrayRecord, ConfigRecord, MetricRecord, RecordDict)
-
-_EMPTY: dict[type, Any] = {
-    kind: kind() for kind in (ArrayRecord, ConfigRecord, MetricRecord, RecordDict)
-}
-
-
-def _keeps_entries_in_a_dict(kind: type) -> bool:
-    inside = vars(_EMPTY[kind])
-    return inside.get("_data") == {} and len(inside) == 3  # and the two functions that check
-
-
-RECORDS_ARE_KNOWN = all(map(_keeps_entries_in_a_dict, _EMPTY))
-_FIELDS = set(vars(Array("float32", (0,), "numpy.ndarray", b""))) - {"_is_dirty"}
-ARRAYS_ARE_KNOWN = {"dtype", "shape", "stype", "data"} == _FIELDS
-
-
-def make_record(kind: type[AnyRecord], entries: dict[str, Any]) -> AnyRecord:
-    """Return a record of entries that it may have; it keeps the dict that it is given."""
-    if not RECORDS_ARE_KNOWN:
-        return kind(entries)
-    record: AnyRecord = _EMPTY[kind].copy()
-    record.__dict__["_data"] = entries
-    return record
-
-
-def make_array(dtype: str, shape: tuple[int, ...], stype: str, data: bytes) -> Array:
-    """Return an Array of the four things that it is."""
-    if not ARRAYS_ARE_KNOWN:
-        return Array(dtype, shape, stype, data)
-    array = Array.__new__(Array)
-    array.__dict__.update(dtype=dtype, shape=shape, stype=stype, data=data)
-    return array
 
 
 def records_of(content: RecordDict, kind: type[RecordKind]) -> dict[str, RecordKind]:
@@ -113,7 +77,7 @@ def to_array(value: NDArray[Any]) -> Array:
     if not ordinary or not value.flags.c_contiguous:
         return Array(value)
     header, name = _written_header(value.dtype, value.shape)
-    return make_array(name, value.shape, NUMPY, b"".join((header, value.data)))
+    return Array(name, value.shape, NUMPY, b"".join((header, value.data)))
 
 
 @lru_cache(maxsize=1024)
@@ -193,12 +157,7 @@ def to_numpy(record: ArrayRecord) -> dict[str, NDArray]:
 
 def to_record(arrays: Arrays) -> ArrayRecord:
     """Return numpy arrays as an ArrayRecord."""
-    made = {name: to_array(np.asarray(array)) for name, array in arrays.items()}
-    return (
-        make_record(ArrayRecord, made)
-        if all(type(name) is str for name in made)
-        else ArrayRecord(made)
-    )
+    return ArrayRecord({name: to_array(np.asarray(array)) for name, array in arrays.items()})
 
 
 def put_instead(content: RecordDict, key: str, record: ArrayRecord | ConfigRecord) -> None:
@@ -342,11 +301,11 @@ def pack_instruction(
 ) -> RecordDict:
     """Return the content of one message to one node."""
     # A copy: Flower hands one config to all nodes and changes it in place.
-    own = make_record(ConfigRecord, {**config, SERVER_ROUND: server_round, RUN_SEED: seed})
+    own = ConfigRecord({**config, SERVER_ROUND: server_round, RUN_SEED: seed})
     records: dict[str, ConfigRecord | ArrayRecord] = {keys.config: own}
     if arrays is not None:
         records[keys.arrays] = arrays
-    return make_record(RecordDict, records)
+    return RecordDict(records)
 
 
 def pack_reply(
@@ -354,14 +313,14 @@ def pack_reply(
 ) -> RecordDict:
     """Return the content of a reply to a train message; without arrays to an evaluate message."""
     numbers = {key: float(value) for key, value in metrics.items()}
-    record = make_record(MetricRecord, {**numbers, NUM_EXAMPLES: int(num_examples)})
+    record = MetricRecord({**numbers, NUM_EXAMPLES: int(num_examples)})
     model = {} if arrays is None else {ARRAYS: arrays}
-    return make_record(RecordDict, {METRICS: record, **pack_name(name), **model})
+    return RecordDict({METRICS: record, **pack_name(name), **model})
 
 
 def pack_name(name: str) -> RecordDict:
     """Return the record by which a node says who it is."""
-    return make_record(RecordDict, {NODE: make_record(ConfigRecord, {NAME: name})})
+    return RecordDict({NODE: ConfigRecord({NAME: name})})
 
 
 def unpack_name(content: RecordDict) -> str | None:
@@ -472,6 +431,17 @@ def as_the_nodes(reply: Message, question: Message, seconds: float) -> Message:
     reason = reply.error.reason or f"error {reply.error.code}"
     reason = f"lost {seconds:.0f} s after it was asked: {reason}" if lost else reason
     return Message(Error(code=reply.error.code, reason=reason), reply_to=question)
+
+
+def once_more(message: Message, content: RecordDict | None = None, why: str = "") -> Message:
+    """Return a message to be sent again, with other records if given; Flower sends each once."""
+    head = message.metadata
+    return Message(
+        message.content if content is None else content,
+        dst_node_id=head.dst_node_id,
+        message_type=head.message_type,
+        group_id=f"{head.group_id}-{why}" if why else head.group_id,
+    )
 
 
 def add_reason(reply: Message, more: str) -> None:

@@ -36,6 +36,7 @@ from gems_flwr.core.records import (
     as_the_nodes,
     fault_in,
     is_lost,
+    once_more,
     pack_instruction,
     payload_bytes,
     records_of,
@@ -484,7 +485,7 @@ class Round:
             log_event("ask_again", round=self.number, nodes=len(again))
             for message in again:
                 answers.pop(_receiver(message))
-            answers |= self._stream([_repeated(message) for message in again])
+            answers |= self._stream([*map(once_more, again)])
         return [*replies, *answers.values()]
 
     def _stream(self, messages: list[Message]) -> dict[int, Message]:
@@ -603,14 +604,3 @@ class Round:
 
 def _receiver(message: Message) -> int:
     return message.metadata.dst_node_id
-
-
-def _repeated(message: Message) -> Message:
-    # Flower numbers every message; the same one cannot be sent twice.
-    head = message.metadata
-    return Message(
-        message.content,
-        dst_node_id=head.dst_node_id,
-        message_type=head.message_type,
-        group_id=head.group_id,
-    )

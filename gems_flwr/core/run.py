@@ -85,6 +85,8 @@ class RoundRecord:
     train_metrics: Metrics = field(default_factory=dict)
     evaluate_metrics: Metrics = field(default_factory=dict)
     server_metrics: Metrics = field(default_factory=dict)
+    # Metrics that were reported and hold nothing, which a result shows as Flower's does.
+    empty_metrics: tuple[str, ...] = ()
 
     def metric(self, name: str) -> float | None:
         """Return a number: the server's own if it has it, else the nodes' evaluation, training."""
@@ -106,8 +108,8 @@ class RoundRecord:
         rest = dict(record)
         traffic = Traffic(**{f.name: rest.pop(f.name) for f in dataclasses.fields(Traffic)})
         rest["failures"] = [Failure(**failure) for failure in rest["failures"]]
-        for name in ("nodes_asked", "nodes_answered", "failures", "exchanges"):
-            rest[name] = tuple(rest[name])
+        names = ("nodes_asked", "nodes_answered", "failures", "exchanges", "empty_metrics")
+        rest |= {name: tuple(rest[name]) for name in names}
         return cls(**rest, traffic=traffic)
 
 
@@ -150,7 +152,7 @@ class ServerState:
             return {
                 record.round: MetricRecord(dict(values))
                 for record in self.history
-                if (values := getattr(record, metrics))
+                if (values := getattr(record, metrics)) or metrics in record.empty_metrics
             }
 
         return RunResult(

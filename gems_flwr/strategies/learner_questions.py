@@ -44,7 +44,6 @@ from gems_flwr.core.records import (
     NUM_EXAMPLES,
     SERVER_ROUND,
     MetricsReply,
-    make_record,
     only_model,
     put_instead,
     records_of,
@@ -185,7 +184,7 @@ class Learn(LearnerQuestion):
         if self.is_measured:
             distance = numbers[SQUARED_DISTANCE] = learner.squared_distance
             due = due or (self.send == "violated" and not distance <= self.delta)
-        content = make_record(RecordDict, {METRICS: make_record(MetricRecord, numbers)})
+        content = RecordDict({METRICS: MetricRecord(numbers)})
         if due:
             content[ARRAYS] = learner.send(self.compress)
         return content
@@ -230,7 +229,7 @@ class SendModel(LearnerQuestion):
 
     def reply(self, node: Node, learner: Learner) -> RecordDict:
         """Send the model as it is."""
-        return make_record(RecordDict, {ARRAYS: learner.send(self.compress)})
+        return RecordDict({ARRAYS: learner.send(self.compress)})
 
     def read_reply(self, content: RecordDict) -> LearnerReply:
         """Read the model."""

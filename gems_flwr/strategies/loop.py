@@ -337,8 +337,8 @@ class RoundLoop(Strategy):
             round_log = self._open_round_log(initial)
 
             def first_state() -> ServerState:
-                scores = _evaluate(evaluate_fn, 0, initial)
-                return ServerState(initial, (RoundRecord(0, server_metrics=scores),))
+                scored = _recorded(server_metrics=_evaluate(evaluate_fn, 0, initial))
+                return ServerState(initial, (RoundRecord(0, **scored),))
 
             state = round_log.open(first_state, resume=resume) if round_log else first_state()
             self._log_start(state, rounds, train_config, evaluate_config)
@@ -385,9 +385,11 @@ class RoundLoop(Strategy):
                     failures=self._round.failures,
                     exchanges=("name",) * self._nodes.take_questions() + self._round.kinds,
                     traffic=metered.total - counted,
-                    train_metrics=dict(outcome.train_metrics),
-                    evaluate_metrics=dict(outcome.evaluate_metrics),
-                    server_metrics=_evaluate(evaluate_fn, number, outcome.arrays),
+                    **_recorded(
+                        train_metrics=outcome.train_metrics,
+                        evaluate_metrics=outcome.evaluate_metrics,
+                        server_metrics=_evaluate(evaluate_fn, number, outcome.arrays),
+                    ),
                 )
                 counted = metered.total
                 state = state.after(record, outcome)
@@ -482,9 +484,9 @@ class RoundLoop(Strategy):
         grid: Any = round.grid
         messages = self.configure_evaluate(round.number, to_record(outcome.arrays), config, grid)
         metrics = self.evaluate_metrics(round, list(messages))
-        if metrics is None:
-            return outcome
-        return dataclasses.replace(outcome, evaluate_metrics=metrics)
+        return (
+            outcome if metrics is None else dataclasses.replace(outcome, evaluate_metrics=metrics)
+        )
 
     def evaluate_metrics(self, round: Round, messages: Sequence[Message]) -> MetricRecord | None:
         """Send evaluate messages, and return what is made of the answers."""
@@ -571,13 +573,11 @@ class RoundLoop(Strategy):
         return RoundLog(folder, strategy=self._name, seed=self.seed, model=initial, carriers=names)
 
     def _reason_to_stop(self, state: ServerState, rules: Sequence[StopRule]) -> str | None:
-        if reason := self.reason_to_stop(state):
-            return reason
+        default = f"should_stop ended the run after round {state.round}"
         for rule in rules if state.round else ():
-            default = f"should_stop ended the run after round {state.round}"
             if found := rule(state.round, state.result(default)):
                 return found if isinstance(found, str) else default
-        return None
+        return self.reason_to_stop(state)
 
     def _meet_nodes(self, round: Round, round_log: RoundLog | None) -> None:
         """Wait for the nodes, and learn their names where they are needed beforehand."""
@@ -617,15 +617,9 @@ class RoundLoop(Strategy):
             callback.on_start(self._name, rounds, state.round)
 
     def _log_end(self, result: RunResult, seconds: float) -> None:
-        log_event(
-            "end",
-            strategy=self._name,
-            rounds=result.history[-1].round,
-            because=result.stopped_because,
-            bytes_up=result.traffic.bytes_up,
-            bytes_down=result.traffic.bytes_down,
-            failures=len(result.failures),
-        )
+        sizes = {name: getattr(result.traffic, name) for name in ("bytes_up", "bytes_down")}
+        reason = {"because": result.stopped_because, **sizes, "failures": len(result.failures)}
+        log_event("end", strategy=self._name, rounds=result.history[-1].round, **reason)
         if is_heard():
             finished = f"Strategy execution finished in {seconds:.2f}s"
             log_text("", finished, "", "Final results:", "")
@@ -661,4 +655,10 @@ def _logged(record: RoundRecord) -> dict[str, object]:
 
 def _evaluate(evaluate_fn: EvaluateFn | None, server_round: int, arrays: Arrays) -> Metrics:
     metrics = evaluate_fn(server_round, to_record(arrays)) if evaluate_fn else None
-    return dict(metrics or {})
+    return {} if metrics is None else metrics
+
+
+def _recorded(**metrics: Metrics) -> dict[str, Any]:
+    """Return metrics as a record keeps them: plain, with a note of records that are empty."""
+    empty = (name for name, each in metrics.items() if isinstance(each, MetricRecord) and not each)
+    return {**{name: dict(each) for name, each in metrics.items()}, "empty_metrics": tuple(empty)}

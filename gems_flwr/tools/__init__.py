@@ -14,7 +14,7 @@ _NAMES = {
     "export": "ExportedModel Format export_model",
     "live": "LiveView",
     "model_card": "versions write_model_card",
-    "offline": "OfflineResult aggregate_files describe",
+    "offline": "OfflineResult aggregate_files",
     "ready": "COMMANDS simulations_folder start_simulations",
     "submit": "COMPLETED FlowerCli",
     "trackers": "MLflow TensorBoard Tracker WandB",

@@ -12,11 +12,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
-import importlib
 import importlib.util
 import io
 import logging
 import math
+import pkgutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -428,24 +428,19 @@ def _read_arrays(path: Path) -> Arrays:
 
 def _own_network(text: str) -> Any:
     """Return what ``module:name`` names, looked up from the current folder."""
-    module, _, name = text.partition(":")
-    if not module or not name:
+    if not all(text.partition(":")):
         raise OptionError(f"--model: expected module:name, such as task:Net, got '{text}'")
     sys.path.insert(0, str(Path.cwd()))
     try:
-        found: Any = getattr(importlib.import_module(module), name)
+        found: Any = pkgutil.resolve_name(text)
     except (ImportError, AttributeError, ValueError) as error:
-        raise OptionError(f"--model {text}: {error}; run it where {module} can be found") from error
+        raise OptionError(f"--model {text}: {error}; run it where it can be found") from error
     finally:
         sys.path.pop(0)
-    if not callable(found):  # a network is callable as well
-        raise OptionError(f"--model {text}: expected a network or what builds one, got {found!r}")
-    if isinstance(found, nn.Module):
-        return found
     try:
-        return found()
+        return found if isinstance(found, nn.Module) else found()
     except TypeError as error:
         raise OptionError(
-            f"--model {text} cannot be called without arguments ({error}): name a function that "
-            "can, and returns the network"
+            f"--model {text}: expected a network, or a function without arguments that returns "
+            f"one ({error})"
         ) from error

@@ -199,34 +199,7 @@ def load_arrays(path: Path, keys: tuple[str, str]) -> dict[str, NDArray]:
     return arrays
 
 
-def describe(space: Space) -> list[tuple[str, str]]:
-    """Return what a space reveals, as pairs of a name and a text."""
-    size = sum(np.asarray(array).nbytes for array in space.to_arrays()[0].values())
-    rows = [("kind", space.kind), ("bytes", f"{size:,}")]
-    if isinstance(space, ClassMomentCone):
-        counts: dict[int, int] = {}
-        for label, count in zip(space.labels.tolist(), space.counts.tolist(), strict=True):
-            counts[label] = counts.get(label, 0) + count
-        form = space.covariance.form.replace("_", " ")
-        means = sorted(set(space.labels[space.lacking].tolist()))
-        noise = "none: means and covariances are those of the data"
-        if space.privacy:
-            noise = f"epsilon {space.privacy[0]:g}, delta {space.privacy[1]:g}"
-        return [
-            *rows,
-            ("moments", f"{form}, {len(space.labels)} entries of {space.num_features} features"),
-            ("samples per class", ", ".join(f"{c}: {n}" for c, n in counts.items())),
-            ("means alone", ", ".join(map(str, means)) or "none"),
-            ("withheld classes", ", ".join(map(str, space.withheld)) or "none"),
-            ("differential privacy", noise),
-        ]
-    if hasattr(space, "radius"):
-        text = f"{space.radius.value:.4g}, {space.radius.method}"
-        rows.append(("radius", f"{text}, for epsilon {space.radius.epsilon:g}"))
-    return [*rows, ("weights", f"{space.dimension:,} of the node's own model")]
-
-
-# --- gems-flwr aggregate, show ----------------------------------------------------------------
+# --- gems-flwr aggregate ----------------------------------------------------------------------
 
 _HOW = """\
 Each file is called as its node. A space that comes later, and a node that leaves:
@@ -244,7 +217,7 @@ Status: 0 if it was written, 2 for bad input, 3 if --on-empty fail finds no mode
 
 
 def add_aggregate(commands: Any) -> None:
-    """Add ``aggregate`` and ``show`` to the parser of ``gems-flwr``."""
+    """Add the command to the parser of ``gems-flwr``."""
     aggregate = commands.add_parser(
         "aggregate",
         help="aggregate space files into a model file; add a late one, remove a node",
@@ -274,9 +247,6 @@ def add_aggregate(commands: Any) -> None:
         help="if no model is good enough for all: the one that violates least, or status 3",
     )  # fmt: skip
     aggregate.set_defaults(run=_aggregate)
-    show = commands.add_parser("show", help="say what a space file holds and reveals")
-    show.add_argument("files", nargs="+", type=Path, help="space files")
-    show.set_defaults(run=_show)
 
 
 def _aggregate(options: argparse.Namespace) -> int:
@@ -291,12 +261,4 @@ def _aggregate(options: argparse.Namespace) -> int:
         print("it is the plain average of the nodes' models")
     for node, margin in zip(result.nodes, found.margins, strict=True):
         print(f"  {node}: margin {margin:+.4g}")
-    return 0
-
-
-def _show(options: argparse.Namespace) -> int:
-    for path in options.files:
-        print(path)
-        for name, text in describe(load_space(path)):
-            print(f"  {name}: {text}")
     return 0

@@ -234,8 +234,8 @@ def test_the_network_of_ones_own_app_is_named_by_module(tmp_path, capsys, monkey
         ("apptask", "expected module:name"),
         ("apptask:No", "has no attribute 'No'"),
         ("nowhere:Net", "No module named 'nowhere'"),
-        ("apptask:Two", "cannot be called without arguments"),
-        ("apptask:number", "expected a network"),
+        ("apptask:Two", "expected a network, or a function"),
+        ("apptask:number", "not callable"),
     ):
         assert main([*words, "--model", name]) == 2
         assert message in capsys.readouterr().err

@@ -176,20 +176,11 @@ def test_a_mistake_is_named_and_no_file_is_changed(arguments, reason, capsys):
     assert Path("node-0.safetensors").read_bytes() == before
 
 
-def test_show_says_what_a_space_reveals(capsys):
-    assert main(["show", "node-0.safetensors", "ball-0.safetensors"]) == 0
-    printed = capsys.readouterr().out
-    assert "samples per class: 0: 80, 1: 80" in printed
-    assert "means and covariances are those of the data" in printed
-    assert "worst, for epsilon 0.5" in printed
-    assert main(["show", "bad.safetensors"]) == 2
-
-
 # --- the command line itself ------------------------------------------------------------------
 
 
 def test_every_command_says_what_its_options_are(capsys):
-    for command in ("aggregate", "show", "inspect", "export", "submit"):
+    for command in ("aggregate", "inspect", "export", "submit"):
         with pytest.raises(SystemExit) as left:
             main([command, "--help"])
         assert left.value.code == 0
@@ -205,8 +196,8 @@ def test_an_interrupt_is_no_traceback(capsys, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gems_flwr.tools.offline.load_space", interrupted)
-    assert main(["show", "node-0.safetensors"]) == 130
+    monkeypatch.setattr("gems_flwr.tools.leaks.command.load_space", interrupted)
+    assert main(["inspect", "node-0.safetensors"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
 
 

@@ -46,7 +46,7 @@ def add_inspect(commands: Any) -> None:
     """Add the command to the parser of ``gems-flwr``."""
     inspect = commands.add_parser(
         "inspect",
-        help="say what a space gives away before it is sent (status 4: do not send)",
+        help="say what a space holds and gives away before it is sent (status 4: do not send)",
         description="Attack a space with the data that it was made of, as its owner.",
         epilog=_DATA,
         formatter_class=argparse.RawDescriptionHelpFormatter,
