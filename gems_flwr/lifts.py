@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +22,6 @@ from torch.nn import functional as F
 
 from gems_flwr.errors import OptionError, check_options
 
-Normalization = Literal["layer", "length"]
 SMALLEST_SIDE = 4
 # Filters of `kernel` pixels are made for images of about this side; larger ones are averaged first.
 _USUAL_SIDE = 28
@@ -63,12 +61,6 @@ class RandomFilters(nn.Module):
         of less than 16 pixels.
     grid : int, default 4
         Windows along each side, at least 1.
-    sigma : float, default 0.09
-        Deviation of a window, relative to the image's side; above 0.
-    margin : float, default 0.16
-        Distance of the outer windows' centres from the border, relative to the side; in [0, 0.5].
-    contrast : float, default 0.2
-        Length of a patch, for pixels in [0, 1], below which it counts as flat; above 0.
     seed : int, default 0
         Source of the filters, at least 0.
 
@@ -84,6 +76,9 @@ class RandomFilters(nn.Module):
     ['1.weight', '1.bias']
     """
 
+    # Deviation of a window, and the border's distance from the outer windows' centres, relative to
+    # the image's side; length of a patch, for pixels in [0, 1], below which it counts as flat.
+    sigma, margin, contrast = 0.09, 0.16, 0.2
     weight: Tensor
     bias: Tensor
     windows: Tensor
@@ -94,9 +89,6 @@ class RandomFilters(nn.Module):
         filters: int = 64,
         kernel: int | None = None,
         grid: int = 4,
-        sigma: float = 0.09,
-        margin: float = 0.16,
-        contrast: float = 0.2,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -106,20 +98,16 @@ class RandomFilters(nn.Module):
         if kernel is None:
             kernel = 5 if min(sides) >= _LARGE_SIDE else 3
         self.filters, self.kernel, self.grid, self.seed = filters, kernel, grid, seed
-        self.sigma, self.margin, self.contrast = sigma, margin, contrast
         fits = kernel % 2 == 1 and 3 <= kernel <= min(sides)
         rules = {
             "filters": (filters >= 1, "at least 1"),
             "kernel": (fits, f"odd, from 3 to {min(sides)}"),
             "grid": (grid >= 1, "at least 1"),
-            "sigma": (sigma > 0, "above 0"),
-            "margin": (0 <= margin <= 0.5, "in [0, 0.5]"),
-            "contrast": (contrast > 0, "above 0"),
             "seed": (seed >= 0, "at least 0"),
         }
         check_options(self, rules)
         weight, bias = _draw_filters(filters, channels, kernel, seed)
-        rows, columns = (_gaussian_windows(side, grid, sigma, margin) for side in sides)
+        rows, columns = (_gaussian_windows(side, grid, self.sigma, self.margin) for side in sides)
         windows = torch.einsum("ai,bj->ijab", rows, columns).reshape(sides[0] * sides[1], grid**2)
         for name, buffer in (("weight", weight), ("bias", bias), ("windows", windows)):
             self.register_buffer(name, buffer.float(), persistent=False)
@@ -181,9 +169,6 @@ class RandomFourier(nn.Module):
         Features that come out, an even number from 2: half cosines, half sines.
     bandwidth : float, default 0.7
         Width of the Gaussian kernel relative to ``sqrt(D)``, above 0. Wider is nearer to linear.
-    normalize : {"layer", "length"}, default "layer"
-        Whether each vector's mean is taken away before its length is made ``sqrt(D)``, as a
-        `torch.nn.LayerNorm` without weights does, or not.
     keep_inputs : bool, default False
         Whether the normalised vector itself comes out as well, before the cosines and sines: for
         many inputs of which each matters, such as words.
@@ -206,19 +191,16 @@ class RandomFourier(nn.Module):
         inputs: int,
         outputs: int = 1000,
         bandwidth: float = 0.7,
-        normalize: Normalization = "layer",
         keep_inputs: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__()
         self.inputs, self.outputs, self.seed = inputs, outputs, seed
-        self.bandwidth, self.normalize, self.keep_inputs = bandwidth, normalize, keep_inputs
-        kinds = get_args(Normalization)
+        self.bandwidth, self.keep_inputs = bandwidth, keep_inputs
         rules = {
             "inputs": (inputs >= 2, "at least 2"),
             "outputs": (outputs >= 2 and outputs % 2 == 0, "an even number from 2"),
             "bandwidth": (0 < bandwidth < math.inf, "above 0"),
-            "normalize": (normalize in kinds, f"one of {list(kinds)}"),
             "seed": (seed >= 0, "at least 0"),
         }
         check_options(self, rules)
@@ -238,9 +220,8 @@ class RandomFourier(nn.Module):
         rows = vectors.flatten(1).to(self.frequencies.dtype)
         if rows.shape[1] != self.inputs:
             raise OptionError(f"vectors: expected {self.inputs} numbers, got {rows.shape[1]}")
-        if self.normalize == "layer":
-            rows = rows - rows.mean(dim=1, keepdim=True)
-        # One of zeros alone stays so.
+        # As a `torch.nn.LayerNorm` without weights does; one of zeros alone stays so.
+        rows = rows - rows.mean(dim=1, keepdim=True)
         rows = math.sqrt(self.inputs) * F.normalize(rows, dim=1)
         angles = rows @ self.frequencies
         parts = [rows] if self.keep_inputs else []

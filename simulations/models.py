@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from gems_flwr.lifts import SMALLEST_SIDE, Normalization, RandomFilters, RandomFourier
+from gems_flwr.lifts import SMALLEST_SIDE, RandomFilters, RandomFourier
 
 
 def logistic(*, input_shape: Sequence[int], classes: int) -> nn.Sequential:
@@ -123,9 +123,6 @@ def random_filters(
     filters: int = 64,
     kernel: int | None = None,
     grid: int = 4,
-    sigma: float = 0.09,
-    margin: float = 0.16,
-    contrast: float = 0.2,
     lift_seed: int = 0,
 ) -> nn.Sequential:
     """Build a linear layer on random filters, whose weights are made from a seed and never travel.
@@ -134,7 +131,7 @@ def random_filters(
     the run's seed, since all seeds have the same lift.
     """
     shape = _checked_image("random_filters", input_shape, classes, smallest=SMALLEST_SIDE)
-    lift = RandomFilters(shape, filters, kernel, grid, sigma, margin, contrast, lift_seed)
+    lift = RandomFilters(shape, filters, kernel, grid, lift_seed)
     return nn.Sequential(lift, nn.Linear(lift.features, classes or 1))
 
 
@@ -144,7 +141,6 @@ def random_fourier(
     classes: int,
     outputs: int = 1000,
     bandwidth: float = 0.7,
-    normalize: Normalization = "layer",
     keep_inputs: bool = False,
     lift_seed: int = 0,
 ) -> nn.Sequential:
@@ -153,7 +149,7 @@ def random_fourier(
     Options are those of `gems_flwr.RandomFourier`; ``lift_seed`` is not the run's seed.
     """
     inputs = math.prod(_checked(input_shape, classes))
-    lift = RandomFourier(inputs, outputs, bandwidth, normalize, keep_inputs, lift_seed)
+    lift = RandomFourier(inputs, outputs, bandwidth, keep_inputs, lift_seed)
     return nn.Sequential(nn.Flatten(), lift, nn.Linear(lift.features, classes or 1))
 
 

@@ -302,10 +302,8 @@ def pack_instruction(
     """Return the content of one message to one node."""
     # A copy: Flower hands one config to all nodes and changes it in place.
     own = ConfigRecord({**config, SERVER_ROUND: server_round, RUN_SEED: seed})
-    records: dict[str, ConfigRecord | ArrayRecord] = {keys.config: own}
-    if arrays is not None:
-        records[keys.arrays] = arrays
-    return RecordDict(records)
+    model = {} if arrays is None else {keys.arrays: arrays}
+    return RecordDict({keys.config: own, **model})
 
 
 def pack_reply(

@@ -179,7 +179,7 @@ class Learn(LearnerQuestion):
     def reply(self, node: Node, learner: Learner) -> RecordDict:
         """Train, measure, and send the model if it is due."""
         learner.train(node, self.steps)
-        numbers: dict[str, int | float] = dict(learner.metrics)
+        numbers: dict[str, Any] = dict(learner.metrics)
         due = self.send == "always"
         if self.is_measured:
             distance = numbers[SQUARED_DISTANCE] = learner.squared_distance

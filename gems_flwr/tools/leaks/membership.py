@@ -229,7 +229,7 @@ def attack_membership(
         if made is None:
             return None
         for known, tried in ((one, other), (other, one)):
-            table, members, others = _view(pool, (inside, known, tried), made)
+            table, own, strange = _view(pool, (inside, known, tried), made)
             scores = judge(table)
-            trials.append(Trial(scores[: len(members)], scores[len(members) :], members, others))
+            trials.append(Trial(scores[: len(own)], scores[len(own) :], own, strange))
     return Membership(auc_of(trials), size, outside, is_given)
