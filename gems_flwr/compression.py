@@ -36,10 +36,8 @@ FORMS = get_args(Form)
 BITS: Mapping[str, int] = {"int8": 8, "int4": 4}
 BLOCK = 256
 LONG_VECTOR = 4096
-# No stream of deflate is more than 1,032 times shorter than what it says.
-_MOST_DEFLATED = 1032
-# The reciprocal of a smaller scale is infinite.
-_SMALLEST = np.float32(2.0**-126)
+_MOST_DEFLATED = 1032  # no stream of deflate is more than 1,032 times shorter than what it says
+_SMALLEST = np.float32(2.0**-126)  # the reciprocal of a smaller scale is infinite
 
 
 @dataclass(frozen=True)
@@ -267,8 +265,7 @@ def _from_bytes(data: bytes, count: int, bits: int) -> NDArray[np.int8]:
     if bits == 8:
         return read.view(np.int8)[:count]
     halves = np.stack([read & 15, read >> 4], axis=1).ravel()[:count].astype(np.int8)
-    # Two's complement: from 8 on, four bits are below 0.
-    return (halves ^ np.int8(8)) - np.int8(8)
+    return (halves ^ np.int8(8)) - np.int8(8)  # two's complement: from 8 on, four bits are below 0
 
 
 def _added(own: NDArray, numbers: NDArray[np.float32]) -> NDArray:

@@ -25,10 +25,8 @@ from gems_flwr.errors import OptionError, check_options
 SMALLEST_SIDE = 4
 # Filters of `kernel` pixels are made for images of about this side; larger ones are averaged first.
 _USUAL_SIDE = 28
-# From this side on the default kernel is 5, below 3.
-_LARGE_SIDE = 16
-# Squared length of answers below which a window counts as empty.
-_EMPTY = 1e-3
+_LARGE_SIDE = 16  # from this side on the default kernel is 5, below 3
+_EMPTY = 1e-3  # squared length of answers below which a window counts as empty
 # Answers of all filters that are held at a time: more would not fit a processor's cache.
 _CHUNK_VALUES = 2**21
 

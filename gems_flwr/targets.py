@@ -88,5 +88,4 @@ class Numbers:
         return outputs[:, 0]
 
 
-# What a `Task` and a data set have.
-Target = Classes | Numbers
+Target = Classes | Numbers  # what a `Task` and a data set have

@@ -50,8 +50,7 @@ Mod = Callable[[Message, Context, ClientAppCallable], Message]
 
 # The ClientApp raised an exception; also said of a reply that cannot be read.
 HANDLER_RAISED: int = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-# A node does not answer any more.
-NODE_LOST: int = ErrorCode.NODE_UNAVAILABLE
+NODE_LOST: int = ErrorCode.NODE_UNAVAILABLE  # a node does not answer any more
 # The message or its reply expired, the node went away, or the process of its ClientApp died.
 LOST: tuple[int, ...] = (
     ErrorCode.MESSAGE_UNAVAILABLE,

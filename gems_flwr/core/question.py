@@ -83,8 +83,7 @@ NOTHING = Disclosure("nothing")
 class Question(ABC, Generic[T]):
     """Base of all questions; see the module's docstring."""
 
-    # The question's name on the wire; one class has it.
-    kind: ClassVar[str]
+    kind: ClassVar[str]  # the question's name on the wire; one class has it
     # Fields that travel as arrays: one array each, in double or single precision.
     array_fields: ClassVar[tuple[str, ...]] = ()
     # Of Flower's messages; every app has a handler for train messages, and mods around it.

@@ -61,14 +61,12 @@ def records_of(content: RecordDict, kind: type[RecordKind]) -> dict[str, RecordK
 
 # --- arrays ---------------------------------------------------------------------------------
 
-# What Flower calls arrays in numpy's format.
-NUMPY = "numpy.ndarray"
+NUMPY = "numpy.ndarray"  # what Flower calls arrays in numpy's format
 # The first ten bytes of version 1.0: magic, version, length of the header.
 _PREFIX_BYTES = 10
 _VERSION_1 = b"\x93NUMPY\x01\x00"
 _LONGEST_HEADER_BYTES = 1024
-# Kinds of dtypes: floating point, integers with and without a sign, truth values.
-_NUMBERS = "fiub"
+_NUMBERS = "fiub"  # kinds of dtypes: floating point, integers with and without a sign, truth values
 
 
 def to_array(value: NDArray[Any]) -> Array:

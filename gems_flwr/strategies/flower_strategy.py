@@ -23,8 +23,7 @@ from gems_flwr.core.run import RoundOutcome, ServerState
 from gems_flwr.strategies.averaging import PacksModels
 from gems_flwr.typing import Arrays
 
-# Between the parts of a name in the memory: attribute, kind of container, key.
-_BETWEEN = "|"
+_BETWEEN = "|"  # between the parts of a name in the memory: attribute, kind of container, key
 
 
 @dataclass(kw_only=True, eq=False)

@@ -75,8 +75,7 @@ StopRule = Callable[[int, RunResult], bool | str | None]
 _MOST_TRIALS = 64
 
 
-# What carriers keep in a checkpoint, beside the strategy's own memory.
-_CARRIER = "carrier/"
+_CARRIER = "carrier/"  # what carriers keep in a checkpoint, beside the strategy's own memory
 
 
 @dataclass(kw_only=True, eq=False)
@@ -121,8 +120,7 @@ class RoundLoop(Strategy):
     mod_needed: ClassVar[str] = ""
     # Whether all that a strategy makes of replies is made of sums, as `secure` demands.
     sums_replies: ClassVar[bool] = False
-    # Whether it makes no sense where numbers are predicted.
-    needs_classes: ClassVar[bool] = False
+    needs_classes: ClassVar[bool] = False  # whether it makes no sense where numbers are predicted
     # An option of strategies that let nodes evaluate each new model. Not annotated: a field of a
     # dataclass would keep this place in the order of options.
     fraction_evaluate = 0.0

@@ -22,8 +22,7 @@ from gems_flwr.errors import FlowerCliError
 
 COMPLETED = "finished:completed"
 _FINISHED = "finished"
-# How long a run may take to be called finished once its log has ended.
-_END_SECONDS = 20.0
+_END_SECONDS = 20.0  # how long a run may take to be called finished once its log has ended
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,7 @@ LEVELS: tuple[Level, ...] = ("fine", "exposed", "given away")
 # From these AUCs on a class is given away, or exposed. By formula, which is for one who knows more
 # than any attacker that was tried, from more than the automatic rule can come to.
 GIVEN_AWAY, EXPOSED, EXPOSED_BY_FORMULA = 0.9, 0.75, 0.81
-# Classes on which attacks are tried by default.
-MOST_CLASSES = 12
+MOST_CLASSES = 12  # classes on which attacks are tried by default
 
 logger = logging.getLogger("flwr.gems.node")
 

@@ -38,14 +38,11 @@ from gems_flwr.typing import Float
 Release = Callable[[Float], tuple[Float, Float] | None]
 Index = NDArray[np.int64]
 
-# Ridges of the whitening, as shares of the mean variance of a feature.
-RIDGES = (0.02, 0.2)
-# Candidates of either kind that are tried in one trial at most.
-CANDIDATES = 300
+RIDGES = (0.02, 0.2)  # ridges of the whitening, as shares of the mean variance of a feature
+CANDIDATES = 300  # candidates of either kind that are tried in one trial at most
 # Fewest samples that can be held out, so that half of them still say something of a class.
 FEWEST_OUTSIDE = 4
-# Share of the samples that make a space where none are held out.
-INSIDE = 0.75
+INSIDE = 0.75  # share of the samples that make a space where none are held out
 # Splits to learn from and to try on: so many that there are this many candidates, in these bounds.
 LEARNT_FROM, LEARNING_SPLITS = 600, (2, 6)
 TRIED, TRIALS = 150, (1, 4)
