@@ -120,9 +120,13 @@ def export_model(
     names = None if classes is None or isinstance(classes, int) else [str(c) for c in classes]
     if names is not None and (len(set(names)) != len(names) or len(names) < 2):
         raise OptionError(f"classes: expected at least two different names, got {names}")
-    shape = _shape(network) if input_shape is None else tuple(input_shape)
-    count = _count(network) if classes is None else len(names) if names is not None else classes
-    portable = Portable(network, shape, cast("int", count), float(scale))
+    if input_shape is None and model is not None:
+        raise OptionError(
+            "say what shape one example has: input_shape=(1, 28, 28), --input-shape 1,28,28"
+        )
+    shape = next(network.parameters()).shape[1:] if input_shape is None else input_shape
+    count: Any = classes if names is None else len(names)
+    portable = Portable(network, tuple(shape), count, float(scale))
     facts = {**versions(), "scale": repr(float(scale)), "classes": ", ".join(names or ())}
     inputs = portable.example()
     with torch.no_grad():
@@ -150,21 +154,19 @@ def export_model(
         )
     if path is not None:
         write_atomically(Path(path), data)
-    return ExportedModel(made, shape, portable.output_names, difference)
+    return ExportedModel(made, portable.input_shape, portable.output_names, difference)
 
 
 # --- from arrays to a network -----------------------------------------------------------------
 
 
 def _chosen(arrays: Arrays, member: str | None) -> Arrays:
-    """Return the model to export; refuse arrays that are no model."""
     if not arrays:
         raise ModelError("there are no arrays in it")
     for name, array in arrays.items():
         if array.dtype.kind not in "fiub":
             raise ModelError(f"array '{name}' is of type {array.dtype}, expected numbers")
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            count = int((~np.isfinite(array)).sum())
+        if count := int((~np.isfinite(array)).sum()):
             raise ModelError(f"array '{name}' has {count} values that are not finite numbers")
     models = split_models(arrays)
     names = ", ".join([*models][:10]) + (f" and {len(models) - 10} more" * (len(models) > 10))
@@ -192,61 +194,35 @@ def _network(arrays: Arrays, model: nn.Module | Build | None) -> nn.Module:
 
 
 def _linear_network(arrays: Arrays) -> nn.Module:
-    """Return a linear layer: one array of two axes, and perhaps one with a number for each row."""
-    matrices = [array for array in arrays.values() if array.ndim == 2 and array.size]
-    others = [array for array in arrays.values() if array.ndim != 2 or not array.size]
-    fits = len(matrices) == 1 and len(others) <= 1
-    fits = fits and all(each.shape == matrices[0].shape[:1] for each in others)
+    """Return a linear layer: a matrix, and perhaps a vector with a number for each row."""
+    weight, *others = sorted(arrays.values(), key=lambda array: -array.ndim)
+    fits = weight.ndim == 2 and weight.size and len(others) <= 1
+    fits = fits and all(each.shape == weight.shape[:1] for each in others)
     if not fits or any(array.dtype.kind != "f" for array in arrays.values()):
         shapes = ", ".join(f"{name} {tuple(each.shape)}" for name, each in arrays.items())
         raise OptionError(
             f"the arrays are more than a linear layer ({shapes[:300]}): say which network they "
             "belong to (model, --model module:Net)"
         )
-    layer = nn.Linear(matrices[0].shape[1], len(matrices[0]))
-    with torch.no_grad():
-        layer.weight.copy_(torch.from_numpy(np.array(matrices[0])))
-        layer.bias.copy_(torch.from_numpy(np.array(others[0])) if others else torch.zeros(()))
+    layer = nn.Linear(weight.shape[1], len(weight))
+    bias = others[0] if others else np.zeros(len(weight))
+    layer.load_state_dict({"weight": torch.tensor(weight), "bias": torch.tensor(bias)})
     return nn.Sequential(nn.Flatten(), layer)
-
-
-def _shape(network: nn.Module) -> tuple[int, ...]:
-    """Return the shape of one example, where the first layer takes vectors."""
-    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
-    first = next((each for each in network.modules() if isinstance(each, kinds)), None)
-    lifted = any(hasattr(each, "features") for each in network.modules())
-    if not isinstance(first, nn.Linear) or lifted:
-        raise OptionError(
-            "say what shape one example has: input_shape=(1, 28, 28), --input-shape 1,28,28"
-        )
-    return (first.in_features,)
-
-
-def _count(network: nn.Module) -> int:
-    layers = [each for each in network.modules() if isinstance(each, nn.Linear)]
-    if not layers or layers[-1].out_features == 1:
-        raise OptionError(
-            "say what the output means: classes=['no', 'yes'] (--classes no,yes), or classes=0 for "
-            "a number (--numbers)"
-        )
-    return layers[-1].out_features
 
 
 class Portable(nn.Module):
     """A model with the scale before and the probabilities behind it."""
 
     def __init__(
-        self, model: nn.Module, input_shape: tuple[int, ...], classes: int, scale: float
+        self, model: nn.Module, input_shape: tuple[int, ...], classes: int | None, scale: float
     ) -> None:
         super().__init__()
         if not math.isfinite(scale) or scale == 0:
             raise ModelError(f"scale: expected a finite number other than 0, got {scale!r}")
         self.model, self.input_shape = model.eval().requires_grad_(False), input_shape
-        self.scale, self.classes = scale, classes
         shape = ", ".join(map(str, self.input_shape))
         try:
-            with torch.no_grad():
-                outputs = model(torch.zeros(2, *self.input_shape))
+            outputs = model(torch.zeros(2, *self.input_shape))
         except Exception as error:
             raise ModelError(
                 f"the model does not take inputs shaped (n, {shape}): {_reason(error)}; give the "
@@ -258,9 +234,14 @@ class Portable(nn.Module):
                 f"the model maps inputs shaped (2, {shape}) to {what}, expected (2, outputs)"
             )
         count = outputs.shape[1]
-        if self.classes == 0 and count != 1:
-            raise ModelError(f"a number has one output, the model has {count}")
-        if self.classes and count != self.classes and (self.classes, count) != (2, 1):
+        if classes is None and count == 1:
+            raise OptionError(
+                "say what the output means: classes=['no', 'yes'] (--classes no,yes), or classes=0 "
+                "for a number (--numbers)"
+            )
+        self.scale, self.classes = scale, count if classes is None else classes
+        # Of two classes one logit is enough; a number has one output.
+        if count != (self.classes or 1) and (self.classes, count) != (2, 1):
             raise ModelError(f"the model has {count} outputs for {self.classes} classes")
 
     @property

@@ -168,7 +168,11 @@ def test_what_does_not_fit_is_said_by_name():
         ((good(),), {"classes": ["a", "a"]}, "two different names"),
         ((arrays_of(cnn()), cnn), {}, "say what shape"),
         ((good(),), {"scale": 0}, "scale: expected a finite number other than 0"),
-        ((good(), lambda: Strange(3, 2)), {}, r"torch\.export cannot trace the model"),
+        (
+            (good(), lambda: Strange(3, 2)),
+            {"input_shape": (3,)},
+            r"torch\.export cannot trace the model",
+        ),
         ((good(),), {"to": "pickle"}, "to: expected one of"),
     ]
     for arguments, options, message in wrong:
