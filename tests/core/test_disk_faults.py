@@ -161,7 +161,7 @@ def test_the_command_says_in_one_line_what_is_wrong_with_the_disk(tmp_path, monk
     assert "is a folder; name the file" in fails(
         capsys, "aggregate", space, "-o", tmp_path / "m.spaces"
     )
-    assert str(tmp_path / "none") in fails(capsys, "show", tmp_path / "none")
+    assert str(tmp_path / "none") in fails(capsys, "inspect", tmp_path / "none")
 
 
 def test_spaces_that_are_kept_survive_a_disk_that_fails(tmp_path, monkeypatch, capsys):
