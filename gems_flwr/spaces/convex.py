@@ -32,7 +32,6 @@ else:
     Space = Any
 
 Status = Literal["feasible", "empty", "undecided"]
-Select = Literal["first", "margin", "objective"]
 T = TypeVar("T")
 
 

@@ -26,7 +26,6 @@ from gems_flwr.spaces import (
     SUFFIX,
     Aggregate,
     OnEmpty,
-    Select,
     Space,
     SpaceFolder,
     aggregate_spaces,
@@ -62,7 +61,6 @@ def aggregate_files(
     spaces: Path | None = None,
     classes: int | None = None,
     keys: tuple[str, str] = ("weight", "bias"),
-    select: Select | None = None,
     on_empty: OnEmpty = "least",
     ridge: float | None = None,
 ) -> OfflineResult:
@@ -86,7 +84,7 @@ def aggregate_files(
         Classes of the task. Cones have it; balls and ellipsoids are flat and do not.
     keys : pair of str
         Names of weight and bias in the output, such as those of a torch state dict.
-    select, on_empty, ridge
+    on_empty, ridge
         As in `aggregate_spaces` and `ConeOptions`.
 
     Examples
@@ -132,7 +130,6 @@ def aggregate_files(
         held = {node: held[node] for node in sorted(held, key=file_stem)}
         found = aggregate_spaces(
             list(held.values()),
-            select=select,
             on_empty=on_empty,
             cone_options=ConeOptions(ridge=ridge),
             # Without those who leave, the model is to be what it were from scratch, to the bit.
@@ -277,10 +274,6 @@ def add_aggregate(commands: Any) -> None:
     add(
         "--keys", nargs=2, default=("weight", "bias"), metavar=("WEIGHT", "BIAS"),
         help="names of the layer in the model file; weight bias",
-    )  # fmt: skip
-    add(
-        "--select", choices=["first", "margin", "objective"],
-        help="which model of the intersection; by default what suits the kind of spaces",
     )  # fmt: skip
     add(
         "--on-empty", choices=["least", "fail"], default="least",

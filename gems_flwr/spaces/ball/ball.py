@@ -34,7 +34,7 @@ from gems_flwr.typing import Float
 TOLERANCE = 1e-9
 _SHORTEST_AXIS = 1e-12
 
-Method = Literal["sampled", "worst", "certified", "bisection", "growing"]
+Method = Literal["sampled", "worst", "certified"]
 METHODS: tuple[str, ...] = get_args(Method)
 CURVE = "curve"
 
@@ -44,14 +44,13 @@ class Radius:
     """Extent of a space and where the number comes from.
 
     ``sampled`` is exact along random directions, ``worst`` along the directions most likely to
-    fail; ``certified`` holds in every direction; ``bisection`` and ``growing`` are the searches of
-    2019 and 2018 over random models.
+    fail; ``certified`` holds in every direction.
     """
 
     value: float  # in units of the weights, at least 0
     method: Method
-    epsilon: float = 0.0  # what was asked for: an accuracy or a loss, at least 0
-    directions: int = 0  # how many were looked at (or models per step); 0 if all
+    epsilon: float = 0.0  # the accuracy that was asked for, at least 0
+    directions: int = 0  # how many were looked at; 0 if all
 
     def __post_init__(self) -> None:
         set_ = object.__setattr__

@@ -8,10 +8,10 @@ if it does not reach zero. Instead, by duality, for **balls**::
 
 with ``w = sum_k x_k c_k``: only the K x K Gram matrix of the centres counts. Any x with a positive
 value proves that the intersection is empty; any w with no positive constraint is in it. A pairwise
-test of distances is not sufficient (three balls can meet in pairs only). ``select="margin"``
-maximises the smallest ``r_k - |w - c_k|``: all radii are changed by the same t until the
-intersection is a single point; for fixed multipliers the dual is a quadratic in t whose root bounds
-t from one side, so a few solves find it.
+test of distances is not sufficient (three balls can meet in pairs only). If there is no such point,
+the one with the largest smallest ``r_k - |w - c_k|`` is wanted: all radii grow by the same t until
+the intersection is a single point; for fixed multipliers the dual is a quadratic in t whose root
+bounds t from one side, so a few solves find it.
 
 **Ellipsoids** and balls together are ``q_k(w) = sum_i a_ki w_i^2 - 2 b_ki w_i + g_k <= 0``, and a
 half-space is the same with a = 0. For multipliers x on the simplex the minimum over w is one
@@ -42,7 +42,6 @@ from gems_flwr.spaces.ball.ball import BallSpace, EllipsoidSpace
 from gems_flwr.spaces.convex import (
     ConvexSet,
     Intersection,
-    Select,
     Status,
     check_dimensions,
     in_all,
@@ -56,32 +55,28 @@ Stop = Callable[[Float], bool]
 Convex = BallSpace | EllipsoidSpace | ConvexSet
 
 
-def intersect_balls(
-    balls: Sequence[BallSpace], select: Select = "first", tolerance: float = 1e-10
-) -> Intersection:
+def intersect_balls(balls: Sequence[BallSpace], tolerance: float = 1e-10) -> Intersection:
     """Return a point in all balls, or a proof that there is none.
 
-    ``first`` is the first feasible point on the way from the average (as in the papers),
-    ``margin`` the point deepest inside all balls. If the intersection is empty, both return the
-    point whose largest distance to a ball is smallest. `tolerance` is relative to the squared size
-    of the problem: what counts as zero.
+    The point is the first feasible one on the way from the average (as in the papers); if the
+    intersection is empty, the one whose largest distance to a ball is smallest. `tolerance` is
+    relative to the squared size of the problem: what counts as zero.
     """
     began = time.perf_counter()
     check_dimensions(balls)
     problem = _Balls(balls, tolerance)
     average, x, steps = problem.average, problem.uniform, 0
-    status: Status = "undecided"
-    if select == "first" and in_all(balls, average):
-        status, point = "feasible", average
-    else:
-        x, steps = problem.solve(0.0, None, early=select == "first")
+    status: Status = "feasible" if in_all(balls, average) else "undecided"
+    point = average
+    if status != "feasible":
+        x, steps = problem.solve(0.0, None, early=True)
         point = problem.point(x)
     lower, upper = problem.dual(x), problem.upper(x)
     if status != "feasible" and lower > problem.noise:
         status = "empty"
     elif in_all(balls, point):
         status = "feasible"
-    if status == "feasible" and select == "first":
+    if status == "feasible":
         point = walk_from(balls, average, point)
     else:
         x, more = problem.deepest(x)
@@ -152,28 +147,27 @@ class _Balls:
 
 
 def intersect_convex(
-    spaces: Sequence[Convex], select: Select = "first", rounds: int = 60, tolerance: float = 1e-7
+    spaces: Sequence[Convex], rounds: int = 60, tolerance: float = 1e-7
 ) -> Intersection:
     """Return a point in all spaces, or a proof that there is none.
 
-    ``first`` is the first feasible point on the way from the average, ``margin`` the point whose
-    largest constraint value is smallest (deepest relative to each space's size), to a duality gap
-    of `tolerance`. Without a verdict after so many `rounds` of cuts it is ``undecided``.
+    The point is the first feasible one on the way from the average; if there is none, the one whose
+    largest constraint value is smallest, to a duality gap of `tolerance`. Without a verdict after
+    so many `rounds` of cuts it is ``undecided``.
     """
     began = time.perf_counter()
     check_dimensions(spaces)
     origin = np.asarray(np.mean([s.center for s in spaces], axis=0, dtype=np.float64))
-    early = select == "first"
     others = [space for space in spaces if not isinstance(space, BallSpace | EllipsoidSpace)]
     plain = [s if isinstance(s, BallSpace | EllipsoidSpace) else s.outer() for s in spaces]
     problem = Quadratics.of(plain, origin)
-    status: Status = "feasible" if early and in_all(spaces, origin) else "undecided"
+    status: Status = "feasible" if in_all(spaces, origin) else "undecided"
     best, lower, upper, total = origin, -np.inf, np.inf, 0
     x: Float | None = None
 
     def stop(w: Float, value: float) -> bool:
         # Not at the first proof of emptiness: the least violating point is wanted.
-        return early and value <= 0 and in_all(spaces, origin + w)
+        return value <= 0 and in_all(spaces, origin + w)
 
     for _ in range(0 if status == "feasible" else rounds):
         x, steps = maximise_dual(problem, x, stop, tolerance=tolerance / 10)
@@ -183,21 +177,17 @@ def intersect_convex(
         cuts = [(n, o) for space in others for n, o in zip(*space.cuts(point), strict=True)]
         beyond = max([float(n @ point - o) for n, o in cuts], default=-np.inf)
         worst, inside = max(beyond, float(problem.values(w).max())), in_all(spaces, point)
-        found = status == "feasible"
-        if (inside and not found) or (inside == found and worst < upper):
+        if inside or worst < upper:
             upper, best = worst, point
-            status = "feasible" if inside else status
-        if lower > 0:
-            status = "empty"
-        is_deepest = early or upper - lower <= tolerance
-        if status == "empty" or (status == "feasible" and is_deepest) or not cuts:
+        status = "feasible" if inside else "empty" if lower > 0 else "undecided"
+        if status != "undecided" or not cuts:
             break
         normals = np.array([n for n, _ in cuts])
         # Weights are counted from the origin: shift the offsets.
         shifted = normals @ origin - np.array([o for _, o in cuts])
         problem = problem + Quadratics(np.zeros_like(normals), -normals / 2, shifted)
         x = np.append(x, np.zeros(len(cuts)))
-    if status == "feasible" and early:
+    if status == "feasible":
         best = walk_from(spaces, origin, best)
     near = float(np.linalg.norm(best - origin)) <= 1e-9 * (1 + float(np.linalg.norm(origin)))
     method = "quadratics: dual with cutting planes"

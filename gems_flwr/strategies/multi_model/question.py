@@ -92,7 +92,9 @@ class DataByModel:
 
     def loss(self, name: str, arrays: Arrays, device: str) -> float:
         """Return the mean cross entropy of a model on its training data."""
-        from gems_flwr.spaces.ball import LayerData, Quality
+        from torch.nn.functional import cross_entropy
+
+        from gems_flwr.spaces.ball import LayerData
 
         builders = self.options.model if isinstance(self.options.model, Mapping) else {}
         module = builders[name]() if name in builders else None
@@ -100,7 +102,7 @@ class DataByModel:
         layer = reader.output_layer(self._train(name))
         seen = reader.read(self._train(name), layer)
         data = LayerData(*linear_layer(arrays, layer, device), seen.inputs, seen.labels)
-        return Quality(1.0, "loss").score(*data.scores())
+        return float(cross_entropy(*data.scores()))
 
 
 def models_on(node: Node) -> TaskSet | DataByModel:
