@@ -261,9 +261,6 @@ def input_length(moments: PooledMoments, scale: Float) -> float:
         squares[entry] = (within / scale**2).sum()
     for block in moments.low.blocks():
         rows = slice(first + block.components.start, first + block.components.stop)
-        owner = np.repeat(np.arange(len(block.means)), block.present.sum(axis=1))
         squares[rows] = ((block.means**2 + block.variances) / scale**2).sum(axis=1)
-        squares[rows] += np.bincount(
-            owner, ((block.factors / scale) ** 2).sum(axis=1), minlength=len(block.means)
-        )
+        squares[rows] += ((block.factors / scale) ** 2).sum(axis=(1, 2))
     return float(np.sqrt(moments.shares @ squares + 1))

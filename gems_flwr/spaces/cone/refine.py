@@ -404,12 +404,12 @@ class LossCurvature:
         for block in moments.low.blocks():
             labels = moments.labels[first:][block.components]
             parts = shares[first:][block.components]
-            owner = np.repeat(np.arange(len(labels)), block.present.sum(axis=1))
             for label in np.unique(labels):
                 mine = labels == label
                 mixed = self._of_class(label)
-                rows = np.concatenate([block.means[mine], block.factors[mine[owner]]])
-                weights = np.concatenate([parts[mine], parts[owner[mine[owner]]]])
+                factors = block.factors[mine]
+                rows = np.concatenate([block.means[mine], factors.reshape(-1, len(self.scale))])
+                weights = np.append(parts[mine], np.repeat(parts[mine], factors.shape[1]))
                 seen = weight @ rows.T
                 seen[:, : mine.sum()] += layer[:, -1:]
                 seen *= weights
