@@ -303,7 +303,7 @@ def common_point(centers: Float, radii: Float) -> Float | None:
         return empty or float((linear - 2 * pull).max()) + square <= -noise
 
     # Weights of the centres whose mean is in all balls, or the dual's maximum.
-    multipliers = maximise_on_simplex(linear, gram, None, decided)[0]
+    multipliers = maximise_on_simplex(linear, gram, None, decided)
     point = np.asarray(mean + multipliers @ shifted)
     return point if inside(point, centers, radii) else None
 

@@ -26,7 +26,6 @@ from gems_flwr.spaces.ball import (
     worst_curve,
 )
 from gems_flwr.spaces.ball import layer_data as layer_module
-from gems_flwr.spaces.ball.radii import DAMPING
 
 SHAPES = st.sampled_from([(3, True), (2, True), (1, True), (4, False), (1, False)])
 
@@ -211,29 +210,11 @@ def test_the_closed_form_fisher_is_that_of_torch_func(outputs):
     torch.testing.assert_close(flat, linear_fisher(data))
 
 
-def test_sampled_labels_average_to_the_exact_expectation():
-    data = a_problem(4, n=30)
-    runs = torch.stack([linear_fisher(data, "sampled", seed) for seed in range(400)])
-    torch.testing.assert_close(runs.mean(0), linear_fisher(data), rtol=0.1, atol=0.02)
-
-
-def test_a_fisher_of_a_few_samples_is_that_of_samples_of_the_data():
-    data = a_problem(4, n=30)
-    each = [
-        linear_fisher(dataclasses.replace(data, inputs=data.inputs[[i]], labels=data.labels[[i]]))
-        for i in range(30)
-    ]
-    one = linear_fisher(data, seed=3, samples=1)
-    assert sum(bool(torch.allclose(one, other)) for other in each) == 1
-    assert not torch.allclose(one, linear_fisher(data, seed=4, samples=1))
-    torch.testing.assert_close(linear_fisher(data, samples=30), torch.stack(each).mean(0))
-
-
 def test_axes_follow_equation_5():
-    """Equal F give a ball; F of (1, 2, 100) with c = 0.1 gives (1, 1/2, 0.1); F = 0 gives 1."""
+    """Equal F give a ball; F of (1, 2, 100) with c = 0.1 gives (1, 1/2, 0.1)."""
     assert relative_axes(torch.full((4,), 3.0)).tolist() == [1.0] * 4
-    expected = torch.tensor([1.0, 0.5, 0.1, 1.0])
-    torch.testing.assert_close(relative_axes(torch.tensor([1.0, 2.0, 100.0, 0.0])), expected)
+    expected = torch.tensor([1.0, 0.5, 0.1])
+    torch.testing.assert_close(relative_axes(torch.tensor([1.0, 2.0, 100.0]), 0.1, 0.0), expected)
     assert relative_axes(torch.zeros(2)).tolist() == [1.0, 1.0]
     assert relative_axes(torch.tensor([1.0, 9.0]), floor=1.0).tolist() == [1.0, 1.0]
 
@@ -243,10 +224,10 @@ def test_damped_axes_are_those_of_the_released_code():
     fisher = np.array([0.0, 1e-6, 1e-5, 4e-5, 8.9e-5, 9.1e-5, 0.3])
     inverse = 1 / (np.abs(fisher) + 1e-5)
     expected = np.maximum(0.1, inverse / inverse.max())
-    axes = relative_axes(torch.from_numpy(fisher), 0.1, DAMPING)
+    axes = relative_axes(torch.from_numpy(fisher))
     np.testing.assert_allclose(axes.numpy(), expected, rtol=1e-12)
     # Without a dead pixel the least F plus the damping has the full length.
-    axes = relative_axes(torch.tensor([2e-5, 5e-5]), 0.1, DAMPING)
+    axes = relative_axes(torch.tensor([2e-5, 5e-5]))
     torch.testing.assert_close(axes, torch.tensor([1.0, 0.5]))
 
 

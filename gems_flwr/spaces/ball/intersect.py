@@ -65,11 +65,11 @@ def intersect_balls(balls: Sequence[BallSpace], tolerance: float = 1e-10) -> Int
     began = time.perf_counter()
     check_dimensions(balls)
     problem = _Balls(balls, tolerance)
-    average, x, steps = problem.average, problem.uniform, 0
+    average, x = problem.average, problem.uniform
     status: Status = "feasible" if in_all(balls, average) else "undecided"
     point = average
     if status != "feasible":
-        x, steps = problem.solve(0.0, None, early=True)
+        x = problem.solve(0.0, None, early=True)
         point = problem.point(x)
     lower, upper = problem.dual(x), problem.upper(x)
     if status != "feasible" and lower > problem.noise:
@@ -79,8 +79,7 @@ def intersect_balls(balls: Sequence[BallSpace], tolerance: float = 1e-10) -> Int
     if status == "feasible":
         point = walk_from(balls, average, point)
     else:
-        x, more = problem.deepest(x)
-        steps += more
+        x = problem.deepest(x)
         deepest = problem.point(x)
         if min(node_margins(balls, deepest)) >= min(node_margins(balls, point)):
             point = deepest
@@ -89,7 +88,7 @@ def intersect_balls(balls: Sequence[BallSpace], tolerance: float = 1e-10) -> Int
     span = float(np.linalg.norm(average)) + float(np.sqrt(np.diag(problem.gram).max()))
     near = float(np.linalg.norm(point - average)) <= 1e-9 * span
     known = {"status": status, "bounds": (lower, upper), "is_average": near}
-    return verdict_of(balls, point, "balls: dual over the simplex", began, steps, **known)  # type: ignore[arg-type]
+    return verdict_of(balls, point, "balls: dual over the simplex", began, **known)  # type: ignore[arg-type]
 
 
 class _Balls:
@@ -119,17 +118,17 @@ class _Balls:
     def point(self, x: Float) -> Float:
         return np.asarray(self.average + x @ self.centers)
 
-    def solve(self, t: float, start: Float | None, early: bool) -> tuple[Float, int]:
+    def solve(self, t: float, start: Float | None, early: bool) -> Float:
         def stop(x: Float) -> bool:
             return self.dual(x, t) > self.noise or self.upper(x, t) <= -self.noise
 
         return maximise_on_simplex(self.linear(t), self.gram, start, stop if early else None)
 
-    def deepest(self, x: Float) -> tuple[Float, int]:
+    def deepest(self, x: Float) -> Float:
         """Return the multipliers of the point with the largest smallest margin."""
         # No margin exceeds the smallest radius; at that t the smallest ball is a point.
         t = -float(self.radii.min())
-        x, steps = self.solve(t, x, early=False)
+        x = self.solve(t, x, early=False)
         for _ in range(30):
             # For these multipliers the dual is zero at the larger root of a quadratic in t.
             mean = float(x @ self.radii)
@@ -138,9 +137,8 @@ class _Balls:
             if root <= t + 1e-12 * (abs(t) + 1e-12):
                 break
             t = root
-            x, more = self.solve(t, x, early=False)
-            steps += more
-        return x, steps
+            x = self.solve(t, x, early=False)
+        return x
 
 
 # --- ellipsoids and other sets --------------------------------------------------------------------
@@ -162,7 +160,7 @@ def intersect_convex(
     plain = [s if isinstance(s, BallSpace | EllipsoidSpace) else s.outer() for s in spaces]
     problem = Quadratics.of(plain, origin)
     status: Status = "feasible" if in_all(spaces, origin) else "undecided"
-    best, lower, upper, total = origin, -np.inf, np.inf, 0
+    best, lower, upper = origin, -np.inf, np.inf
     x: Float | None = None
 
     def stop(w: Float, value: float) -> bool:
@@ -170,8 +168,7 @@ def intersect_convex(
         return value <= 0 and in_all(spaces, origin + w)
 
     for _ in range(0 if status == "feasible" else rounds):
-        x, steps = maximise_dual(problem, x, stop, tolerance=tolerance / 10)
-        total += steps
+        x = maximise_dual(problem, x, stop, tolerance=tolerance / 10)
         w, value = problem.minimiser(x)
         lower, point = max(lower, value - problem.rounding(x, w)), origin + w
         cuts = [(n, o) for space in others for n, o in zip(*space.cuts(point), strict=True)]
@@ -192,7 +189,7 @@ def intersect_convex(
     near = float(np.linalg.norm(best - origin)) <= 1e-9 * (1 + float(np.linalg.norm(origin)))
     method = "quadratics: dual with cutting planes"
     known = {"status": status, "bounds": (lower, upper), "is_average": near}
-    return verdict_of(spaces, best, method, began, total, **known)  # type: ignore[arg-type]
+    return verdict_of(spaces, best, method, began, **known)  # type: ignore[arg-type]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -246,28 +243,26 @@ def maximise_dual(
     stop: Callable[[Float, float], bool] | None = None,
     steps: int = 60,
     tolerance: float = 1e-9,
-) -> tuple[Float, int]:
-    """Return multipliers that maximise the dual, and the number of Newton steps.
+) -> Float:
+    """Return multipliers that maximise the dual.
 
     The first constraint must have curvature everywhere. `stop` gets w and the dual value;
     `tolerance` is the largest constraint minus the dual value, relative to the larger of it and 1.
     """
-    count = len(problem.g)
     curved = (problem.a > 0).all(axis=1)
     x = curved / curved.sum() if start is None else np.asarray(start, dtype=np.float64)
     w, value = problem.minimiser(x)
-    for step in range(1, steps + 1):
+    for _ in range(steps):
         slopes = problem.values(w)
         gap = float(slopes.max()) - value
         if gap <= tolerance * max(1.0, abs(value)) or (stop is not None and stop(w, value)):
-            return x, step
+            break
         jacobian = problem.b - problem.a * w
         curvature = np.maximum(x @ problem.a, 1e-300)
         gram = (jacobian / curvature) @ jacobian.T
-        target, _ = maximise_on_simplex(slopes, gram, x)
+        target = maximise_on_simplex(slopes, gram, x)
         share, direction = 1.0, target - x
         promise = float(slopes @ direction)
-        improved = False
         for _ in range(50):
             candidate = x + share * direction
             # Keep a trace of curvature, or the next minimiser is unbounded.
@@ -275,12 +270,12 @@ def maximise_dual(
                 candidate = candidate * (1 - 1e-9) + 1e-9 * curved / curved.sum()
             w_new, fresh = problem.minimiser(candidate)
             if fresh >= value + 1e-4 * share * promise and fresh > value:
-                x, w, value, improved = candidate, w_new, fresh, True
+                x, w, value = candidate, w_new, fresh
                 break
             share /= 2
-        if not improved:
-            return x, step
-    return np.asarray(x).reshape(count), steps
+        else:
+            break
+    return np.asarray(x)
 
 
 # --- a quadratic over the simplex -----------------------------------------------------------------
@@ -300,8 +295,8 @@ def maximise_on_simplex(
     start: Float | None = None,
     stop: Stop | None = None,
     tolerance: float = 1e-12,
-) -> tuple[Float, int]:
-    """Return the maximiser of ``linear . x - x . gram . x`` over the simplex, and the steps taken.
+) -> Float:
+    """Return the maximiser of ``linear . x - x . gram . x`` over the simplex.
 
     `start` (K,) is uniform if left out. Once `stop` returns true for the current point, that is
     returned. `tolerance` is the largest gain in a coordinate that is left, relative to the data's
@@ -311,20 +306,20 @@ def maximise_on_simplex(
     x = np.full(count, 1.0 / count) if start is None else project_to_simplex(start)
     scale = float(np.abs(linear).max() + np.abs(gram).max())
     if count == 1 or scale == 0 or (stop is not None and stop(x)):
-        return x, 0
+        return x
 
     def gain(x: Float) -> float:
         """Return how much more the steepest coordinate promises than the current point."""
         slope = linear - 2 * gram @ x
         return float(slope.max() - slope @ x)
 
-    x, steps, done = _momentum(linear, gram, x, scale, stop, lambda x: gain(x) <= tolerance * scale)
+    x, done = _momentum(linear, gram, x, scale, stop, lambda x: gain(x) <= tolerance * scale)
     if done:
-        return x, steps
+        return x
     support = np.flatnonzero(x > 1e-12)
     best, best_gain = x, gain(x)
     # Primal active-set steps: solve on the support, drop what turns negative, add the best.
-    for step in range(1, 3 * count + 50):
+    for _ in range(3 * count + 50):
         solved = _solve_on(linear, gram, support, scale)
         if (solved < 0).any():
             old = x[support]
@@ -343,18 +338,18 @@ def maximise_on_simplex(
         if left < best_gain:
             best, best_gain = x, left
         if left <= tolerance * scale or (stop is not None and stop(x)):
-            return x, steps + step
+            return x
         slope = linear - 2 * gram @ x
         slope[support] = -np.inf
         if not np.isfinite(slope.max()):
             break
         support = np.append(support, int(np.argmax(slope)))
-    return best, steps + 3 * count + 50
+    return best
 
 
 def _momentum(
     linear: Float, gram: Float, x: Float, scale: float, stop: Stop | None, close: Stop
-) -> tuple[Float, int, bool]:
+) -> tuple[Float, bool]:
     """Accelerated projected gradient with restarts, at most 400 steps."""
     # A few power steps bound the largest eigenvalue from below; the factor makes it safe,
     # the row-sum norm is a bound from above.
@@ -377,8 +372,8 @@ def _momentum(
         following = (1 + np.sqrt(1 + 4 * t * t)) / 2
         y, x, t = fresh + (t - 1) / following * (fresh - x), fresh, following
         if step % 10 == 0 and ((stop is not None and stop(x)) or close(x)):
-            return x, step, True
-    return x, 400, False
+            return x, True
+    return x, False
 
 
 def _solve_on(linear: Float, gram: Float, support: NDArray[np.intp], scale: float) -> Float:

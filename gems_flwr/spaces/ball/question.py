@@ -6,7 +6,7 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from gems_flwr.core.question import Disclosure
 from gems_flwr.devices import exact_device
@@ -14,7 +14,7 @@ from gems_flwr.errors import SpaceError
 from gems_flwr.networks import linear_layer
 from gems_flwr.spaces.ball.ball import CURVE, METHODS, BallSpace, CenteredSpace, EllipsoidSpace
 from gems_flwr.spaces.ball.layer_data import LayerData
-from gems_flwr.spaces.ball.radii import DAMPING, build_ball, build_ellipsoid, linear_fisher
+from gems_flwr.spaces.ball.radii import build_ball, build_ellipsoid
 from gems_flwr.spaces.question import SpaceQuestion, as_number
 
 if TYPE_CHECKING:
@@ -159,15 +159,6 @@ class Ellipsoid(Centered):
         See `Centered`.
     floor : float, default 0.1
         c of Eq. 5: shortest axis relative to the longest, in (0, 1].
-    damping : float, default 1e-5
-        Added to the Fisher diagonal, at least 0; the default is the released code's. With
-        0, Eq. 5 as it is printed, nearly every axis has the same length: a ball.
-    labels : {"exact", "sampled"}
-        Fisher diagonal in expectation over predicted labels, or for one drawn label per sample, as
-        in the released code.
-    fisher_samples : int, optional
-        Samples that it is computed from, drawn at random; all if left out, 200 in the released
-        code.
 
     Examples
     --------
@@ -179,24 +170,10 @@ class Ellipsoid(Centered):
     kind: ClassVar[str] = "ellipsoid"
 
     floor: float = 0.1
-    damping: float = DAMPING
-    labels: Literal["exact", "sampled"] = "exact"
-    fisher_samples: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "damping", as_number(self.damping))
-        samples = self.fisher_samples
-        self.check(
-            {
-                "floor": (0 < self.floor <= 1, "in (0, 1]"),
-                "damping": (0 <= self.damping < float("inf"), "at least 0 and finite"),
-                "labels": (self.labels in ("exact", "sampled"), "exact or sampled"),
-                "fisher_samples": (samples is None or samples >= 1, "at least 1"),
-            }
-        )
+        self.check({"floor": (0 < self.floor <= 1, "in (0, 1]")})
 
     def _around(self, data: LayerData, epsilon: float, search: dict[str, Any]) -> EllipsoidSpace:
-        search["fisher"] = linear_fisher(data, self.labels, search["seed"], self.fisher_samples)
-        search |= {"floor": self.floor, "damping": self.damping}
-        return build_ellipsoid(data, epsilon, self.radius, **search)
+        return build_ellipsoid(data, epsilon, self.radius, floor=self.floor, **search)

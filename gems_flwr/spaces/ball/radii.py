@@ -22,17 +22,16 @@ up to ``rho_i = min_j m_ij / (sqrt(2) |x_i|)``, and within the k-th smallest rho
 samples break. Radii are shrunk by 1e-5 to cover single-precision rounding.
 
 **The axes** of an ellipsoid are ``r_i = max(min_j F_j / F_i, c) * R`` (Eq. 5) with the Fisher
-diagonal F, here in closed form. The released code adds a damping of 1e-5 to every F. Without it the
-least F of thousands is so small that nearly every axis lies on the floor: a ball of twice the
-bytes. Decided here: a weight with F = 0 (a pixel that is always black) gets the full length; the
-minimum is over the *positive* F, or one dead pixel would push all axes to the floor.
+diagonal F, here in closed form: in expectation over labels, where the released code draws one for
+each of 200 samples. As there 1e-5 is added to every F; without it the least F of thousands is so
+small that nearly every axis lies on the floor: a ball of twice the bytes.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,19 +67,15 @@ def build_ellipsoid(
     epsilon: float,
     method: Method = "worst",
     *,
-    fisher: Tensor | None = None,
     floor: float = 0.1,
-    damping: float = DAMPING,
     curve: bool = False,
     **search: Any,
 ) -> EllipsoidSpace:
     """Return the ellipsoid around a linear layer; curve and search as in `build_ball`.
 
-    `fisher` (d,) is the Fisher diagonal; the layer's own, exact over labels, if left out. `floor`
-    is c of Eq. 5; `damping` is added to the diagonal. The data's own axes are replaced.
+    `floor` is c of Eq. 5. The data's own axes are replaced.
     """
-    diagonal = linear_fisher(data) if fisher is None else fisher
-    axes = relative_axes(diagonal, floor, damping).to(data.weight)
+    axes = relative_axes(linear_fisher(data), floor).to(data.weight)
     shaped = dataclasses.replace(data, axes=axes)
     radius, radii = find_extent(shaped, epsilon, method, **search)
     lengths = (axes.double().cpu().numpy() * radius.value).astype(np.float32)
@@ -310,45 +305,25 @@ def worst_curve(data: LayerData, epsilon: float, refine: int = 2) -> tuple[Radiu
 # --- the axes of an ellipsoid ---------------------------------------------------------------------
 
 
-def linear_fisher(
-    data: LayerData,
-    labels: Literal["sampled", "exact"] = "exact",
-    seed: int = 0,
-    samples: int | None = None,
-) -> Tensor:
+def linear_fisher(data: LayerData) -> Tensor:
     """Return the flat Fisher diagonal of a linear layer in closed form.
 
     The gradient of a sample is ``(e_y - p) x^T``; in expectation over y its square is ``p (1 - p)``
-    times ``x^2``: two matmuls. Labels are one per input, drawn from the model's own prediction, or
-    the expectation over all of them. Of the inputs, `samples` are drawn without repetition.
+    times ``x^2``: two matmuls.
     """
-    generator = torch.Generator().manual_seed(seed)
-    if samples is not None and samples < len(data.inputs):
-        drawn = torch.randperm(len(data.inputs), generator=generator)[:samples]
-        data = dataclasses.replace(data, inputs=data.inputs[drawn], labels=data.labels[drawn])
     total = torch.zeros_like(data.center_matrix())
     for rows in data.row_chunks(data.weight.shape[1] + data.num_classes):
-        scores, _ = data.scores(rows)
-        x, _ = data.augmented(rows)
-        chances = scores.softmax(dim=1)
-        if labels == "sampled":
-            y = torch.multinomial(chances.cpu(), 1, generator=generator)[:, 0].to(x.device)
-            squared = (torch.nn.functional.one_hot(y, chances.shape[1]) - chances) ** 2
-        else:
-            squared = chances * (1 - chances)
+        chances = data.scores(rows)[0].softmax(dim=1)
+        squared = chances * (1 - chances)
         squared = squared if data.weight.shape[0] > 1 else squared[:, 1:]
-        total += squared.T @ (x * x)
+        total += squared.T @ data.augmented(rows)[0] ** 2
     return data.flat(total[None] / len(data.inputs))[0]
 
 
-def relative_axes(fisher: Tensor, floor: float = 0.1, damping: float = 0.0) -> Tensor:
+def relative_axes(fisher: Tensor, floor: float = 0.1, damping: float = DAMPING) -> Tensor:
     """Return ``max(min_j F_j / F_i, c)`` with damped F, the axes of Eq. 5 relative to R.
 
-    c, the `floor` in (0, 1], is 0.1 in the released code; Eq. 5 has no `damping`.
+    c, the `floor` in (0, 1], is 0.1 in the released code.
     """
-    fisher = fisher + damping
-    positive = fisher[fisher > 0]
-    if not len(positive):
-        return torch.ones_like(fisher)
-    ratio = positive.min() / fisher.clamp_min(float(positive.min()))
+    ratio = (fisher.min() + damping) / (fisher + damping)
     return ratio.clamp_min(floor)

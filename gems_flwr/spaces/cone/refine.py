@@ -44,6 +44,7 @@ from functools import partial
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.sparse.linalg import LinearOperator, cg
 from torch import Tensor
 
 from gems_flwr.devices import exact_device
@@ -451,21 +452,15 @@ def conjugate_gradients(product: Product, target: Float, damping: float, steps: 
     The product with H is positive semi-definite. Stopped early, the result is still a direction of
     descent.
     """
-    found, rest, direction = np.zeros_like(target), target, target
-    square = first = squared_length(rest)
-    for _ in range(steps):
-        if square <= 1e-8 * first:
-            break
-        image = product(direction) + damping * direction
-        bend = dot(direction, image)
-        if bend <= 0:
-            break
-        length = square / bend
-        found = found + length * direction
-        rest = rest - length * image
-        before, square = square, squared_length(rest)
-        direction = rest + square / before * direction
-    return found
+
+    def damped(flat: Float) -> Float:
+        return (product(flat.reshape(target.shape)) + damping * flat.reshape(target.shape)).ravel()
+
+    shape = (target.size, target.size)
+    operator = LinearOperator(shape, matvec=damped, dtype=np.float64)
+    return np.asarray(cg(operator, target.ravel(), rtol=1e-4, maxiter=steps)[0]).reshape(
+        target.shape
+    )
 
 
 # --- how far from the optimum ---------------------------------------------------------------------
@@ -494,7 +489,7 @@ def loss_bound(
         return float(weights @ linear) + length**2 / (4 * ridge)
 
     gram = planes @ planes.T / (4 * ridge)
-    best, _ = maximise_on_simplex(-linear - planes @ own / (2 * ridge), gram)
+    best = maximise_on_simplex(-linear - planes @ own / (2 * ridge), gram)
     # Any weights give a bound; these ones do not know of the rounding.
     corners = np.eye(len(linear))
     found = min(value(weights) for weights in (best, *corners))

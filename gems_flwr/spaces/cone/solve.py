@@ -437,7 +437,7 @@ def solve_cones(
     weight = found.x[:split].reshape(classes, features) / scale
     point = flatten_linear(weight, found.x[split:])
     method = "cones: expected pairwise logistic loss"
-    return verdict_of(cones, point, method, began, int(found.nit))
+    return verdict_of(cones, point, method, began)
 
 
 class ConeObjective:

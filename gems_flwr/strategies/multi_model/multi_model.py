@@ -98,9 +98,6 @@ class MultiModel(PacksModels):
         How pairs are drawn and what is made of their updates: a rule, such as
         ``LossSampling(floor=0.1)``, or the name of one: ``"random"``, ``"full"``, ``"lvr"``,
         ``"gvr"``, ``"stale"``, ``"fedvarp"``, ``"mifa"``, ``"scaffold"``.
-    warm_start : bool, default False
-        Whether round 1 trains every pair, whatever budget and capacities are, so that rules with a
-        memory have an update of every pair.
     **loop
         See `RoundLoop`, and `compress` of `FedAvg`. `fraction_train` must stay 1, since the budget
         decides who trains. Models are evaluated at the server (`evaluate_fn`). `min_nodes` is about
@@ -146,7 +143,6 @@ class MultiModel(PacksModels):
 
     budget: float = 10.0
     sampling: SamplingRule | str = "lvr"
-    warm_start: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -329,10 +325,7 @@ class MultiModelRound:
             importance = available
         else:
             importance = np.where(self.available, importance, 0.0)
-        if self.strategy.warm_start and self.round.number == 1:
-            self.probabilities = available
-        else:
-            self.probabilities = self.rule.probabilities(importance, self.budget, self.capacity)
+        self.probabilities = self.rule.probabilities(importance, self.budget, self.capacity)
 
     def draw(self) -> None:
         """Draw who trains what."""
