@@ -56,9 +56,7 @@ def _lengths(rows: NDArray) -> Float:
     return np.asarray(np.linalg.norm(rows.astype(np.float64), axis=1))
 
 
-def screen_neurons(
-    layers: Sequence[NeuronBalls],
-) -> tuple[list[NeuronBalls | None], list[str]]:
+def screen_neurons(layers: Sequence[NeuronBalls]) -> tuple[list[NeuronBalls | None], list[str]]:
     """Hold each node's balls against those of the others; see the module's docstring.
 
     Returns the balls as they may be merged, None for a node that is left out; and what was changed

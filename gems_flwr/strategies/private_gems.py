@@ -31,13 +31,7 @@ from gems_flwr.core.round import Carrier, Round
 from gems_flwr.core.run import RoundOutcome, ServerState
 from gems_flwr.core.sums import Total, summand_record
 from gems_flwr.devices import check_device
-from gems_flwr.errors import (
-    CheckpointError,
-    ModelError,
-    OptionError,
-    RefusedError,
-    check_options,
-)
+from gems_flwr.errors import CheckpointError, ModelError, OptionError, RefusedError, check_options
 from gems_flwr.secure import shares_needed
 from gems_flwr.secure.fixed_point import Layout, Section, Words, whole_section
 from gems_flwr.secure.shared_noise import (

@@ -39,13 +39,7 @@ from gems_flwr.core.records import (
     unpack_metrics_reply,
     unpack_model_reply,
 )
-from gems_flwr.errors import (
-    BadReplyError,
-    ModelError,
-    OutdatedMessageError,
-    describe_fault,
-    shown,
-)
+from gems_flwr.errors import BadReplyError, ModelError, OutdatedMessageError, describe_fault, shown
 from gems_flwr.networks import LayerReader, count_samples, linear_layer, read_node_data
 from gems_flwr.strategies.multi_model.sampling import Action, ReportKind
 from gems_flwr.typing import Arrays
