@@ -171,13 +171,7 @@ class Outvoted:
 
 @dataclass(kw_only=True, eq=False)
 class AveragesReplies(AveragesModels):
-    """Base of the strategies that average the models of a round's replies.
-
-    Parameters
-    ----------
-    **averaging
-        See `AveragesModels`.
-    """
+    """Base of the strategies that average the models of a round's replies."""
 
     # Whether a node counts by its number of examples, or all count the same.
     weighted: ClassVar[bool] = True

@@ -111,7 +111,7 @@ class LearnerQuestion(Question[LearnerReply | None]):
 
     def answer(self, node: Node) -> RecordDict:
         """Bring the learner up to date and let it reply; a fault leaves its state as it was."""
-        with _all_or_nothing(node.state):
+        with all_or_nothing(node.state):
             learner = Learner.updated(node, self)
             if learner is None:
                 return RecordDict({_LEARNER: ConfigRecord({_NEEDS_MODEL: True})})
@@ -331,12 +331,7 @@ class Learner:
             content[ARRAYS] = model
             reply = node.call_handler()
             model = only_model(reply)
-            new = {
-                key: value
-                for record in records_of(reply, MetricRecord).values()
-                for key, value in record.items()
-                if not isinstance(value, list)
-            }
+            new = reported_numbers(reply)
             metrics = {**new, **{k: metrics.get(k, 0) + new[k] for k in _SUMS if k in new}}
         self.model, self.round, self.metrics = model, node.round, metrics
 
@@ -365,7 +360,7 @@ class Learner:
 
 
 @contextlib.contextmanager
-def _all_or_nothing(state: RecordDict) -> Iterator[None]:
+def all_or_nothing(state: RecordDict) -> Iterator[None]:
     """Undo all changes of a state if there is an error, those by the handler included."""
     before = dict(state)
     try:
@@ -374,6 +369,12 @@ def _all_or_nothing(state: RecordDict) -> Iterator[None]:
         state.clear()
         state.update(before)
         raise
+
+
+def reported_numbers(content: RecordDict) -> dict[str, int | float]:
+    """Return what a handler reported, without lists."""
+    records = records_of(content, MetricRecord).values()
+    return {k: v for each in records for k, v in each.items() if not isinstance(v, list)}
 
 
 def _take(content: RecordDict, key: str) -> ArrayRecord | PackedModel | None:

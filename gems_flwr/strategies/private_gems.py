@@ -62,31 +62,22 @@ _PREFIX = "private-"
 
 @dataclass(frozen=True)
 class PrivateSum(SumQuestion):
-    """A sum over nodes to which every node adds its share of the noise.
-
-    Parameters
-    ----------
-    stage : {"means", "spread", "gradient"}
-        What is summed.
-    noise : float
-        Deviation of each node's noise over the sensitivity of the sum, above 0.
-    clip, longest : float
-        Length to which inputs are shortened, and a sample's gradient in units of that; above 0.
-    dp_seeded : bool, default False
-        Whether noise is to come from the run's seed, which protects no one. For simulations.
-    center : array of shape (D,), optional
-        What is taken from inputs, from the spread on.
-    """
+    """A sum over nodes to which every node adds its share of the noise."""
 
     kind: ClassVar[str] = "private-sum"
     is_about_output_layer: ClassVar[bool] = True
     array_fields: ClassVar[tuple[str, ...]] = ("center",)
 
+    # What is summed.
     stage: PrivateStage = "means"
+    # Deviation of each node's noise over the sensitivity of the sum.
     noise: float = 1.0
+    # Length to which inputs are shortened, and a sample's gradient in units of that.
     clip: float = 1.0
     longest: float = 1.0
+    # Whether noise is to come from the run's seed, which protects no one. For simulations.
     dp_seeded: bool = False
+    # What is taken from inputs, from the spread on (D,).
     center: NDArray | None = None
 
     def __post_init__(self) -> None:

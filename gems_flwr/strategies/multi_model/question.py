@@ -41,6 +41,7 @@ from gems_flwr.core.records import (
 )
 from gems_flwr.errors import BadReplyError, ModelError, OutdatedMessageError, describe_fault, shown
 from gems_flwr.networks import LayerReader, count_samples, linear_layer, read_node_data
+from gems_flwr.strategies.learner_questions import all_or_nothing, reported_numbers
 from gems_flwr.strategies.multi_model.sampling import Action, ReportKind
 from gems_flwr.typing import Arrays
 
@@ -187,38 +188,26 @@ class AboutModels(Question[ModelsReply]):
 
     Models that the node lacks travel beside the question, as ``model/<name>``, and SCAFFOLD's
     control variates as ``control/<name>``.
-
-    Parameters
-    ----------
-    run : str
-        Name of the run; what a node keeps from another run does not count.
-    action : {"losses", "train", "send"}
-        Report losses; train; send what was trained earlier in this round.
-    versions : mapping from str to int
-        Which models, and the version of each.
-    report : {"model", "norm", "residual"}
-        The answer of training: the model, ‖U‖, or β and ‖U − βh‖. In the last two cases the
-        trained model stays on the node until it is to be sent.
-    settled : mapping from str to int
-        The round of the last reply by this node, for each model, that the server has used: what
-        was sent then is h, or SCAFFOLD's control variate of the node.
-    keep : bool, default False
-        Whether the node keeps the models that it is given.
-    models : mapping from str to mapping, on the server
-        Arrays with the names, shapes and dtypes that replies must have.
-    with_control : bool, on the server
-        Whether changes of control variates must come along.
     """
 
     kind: ClassVar[str] = "models"
     carries_model: ClassVar[bool] = False
 
+    # What a node keeps from another run does not count.
     run: str
+    # Report losses; train; send what was trained earlier in this round.
     action: Action
+    # Which models, and the version of each.
     versions: Mapping[str, int]
+    # The answer of training: the model, ‖U‖, or β and ‖U − βh‖. In the last two cases the trained
+    # model stays on the node until it is to be sent.
     report: ReportKind = "model"
+    # By model, the round of the last reply by this node that the server has used: what was sent
+    # then is h, or SCAFFOLD's control variate of the node.
     settled: Mapping[str, int] = field(default_factory=dict)
+    # Whether the node keeps the models that it is given.
     keep: bool = False
+    # What models in replies must be like, and whether changes of control variates must come along.
     models: Mapping[str, Arrays] = field(default_factory=dict, metadata=ON_SERVER)
     with_control: bool = field(default=False, metadata=ON_SERVER)
 
@@ -239,13 +228,8 @@ class AboutModels(Question[ModelsReply]):
 
     def answer(self, node: Node) -> RecordDict:
         """Work through the models; what failed leaves nothing behind on the node."""
-        before = dict(node.state)
-        try:
+        with all_or_nothing(node.state):
             return _Work(self, node).content()
-        except BaseException:
-            node.state.clear()
-            node.state.update(before)
-            raise
 
     def beside(
         self, lacking: Mapping[str, ArrayRecord], controls: Mapping[str, ArrayRecord]
@@ -354,7 +338,7 @@ class _Work:
 
     def _train(self, name: str) -> bool:
         report, memory = self.question.report, self.memory
-        if report != "model" and memory.marked("held", name) == self.node.round:
+        if report != "model" and memory.get("held", name, self.node.round) is not None:
             self.records[f"{METRICS}/{name}"] = memory.get("metrics", name)
             return True
         weights = self._current(name)
@@ -379,8 +363,8 @@ class _Work:
 
     def _send(self, name: str) -> bool:
         memory = self.memory
-        held = memory.get("held", name)
-        if held is None or memory.marked("held", name) != self.node.round:
+        held = memory.get("held", name, self.node.round)
+        if held is None:
             return False
         self.records[f"{_MODEL}/{name}"] = held
         self.records[f"{METRICS}/{name}"] = memory.get("metrics", name)
@@ -397,8 +381,8 @@ class _Work:
         """Return the global model in the version that is asked for, if the node has it."""
         version, weights = self.question.versions[name], self.weights.get(name)
         if weights is None:
-            same = self.memory.marked("current", name) == version
-            return self.memory.get("current", name) if same else None
+            kept: ArrayRecord | None = self.memory.get("current", name, version)
+            return kept
         if self.question.keep:
             self.memory.put("current", name, weights, version)
         return weights
@@ -418,13 +402,7 @@ class _Work:
         reply = self.node.call_handler()
         if given is not None and old is not None:
             self._change_control(name, reply, old)
-        metrics = {
-            key: value
-            for record in records_of(reply, MetricRecord).values()
-            for key, value in record.items()
-            if not isinstance(value, list)
-        }
-        return only_model(reply), metrics
+        return only_model(reply), reported_numbers(reply)
 
     def _change_control(self, name: str, reply: RecordDict, old: NDArray) -> None:
         # SCAFFOLD's option II, c_i − c + (x − y) / (Kη), is the mean gradient if steps are plain
@@ -464,16 +442,15 @@ class _Memory:
             )
         self._notes["round"] = number
 
-    def get(self, kind: str, model: str) -> Any:
-        return self._state.get(_key(kind, model))
+    def get(self, kind: str, model: str, mark: int | None = None) -> Any:
+        """Return a record; with a mark only if it has that one."""
+        key = _key(kind, model)
+        fits = mark is None or self._notes["marks"].get(key) == mark
+        return self._state.get(key) if fits else None
 
     def vector(self, kind: str, model: str) -> NDArray | None:
         record = self.get(kind, model)
         return None if record is None else _vector(record)
-
-    def marked(self, kind: str, model: str) -> int | None:
-        mark: int | None = self._notes["marks"].get(_key(kind, model))
-        return mark
 
     def put(self, kind: str, model: str, record: Any, mark: int | None = None) -> None:
         self._state[_key(kind, model)] = record
@@ -482,9 +459,9 @@ class _Memory:
 
     def settle(self, model: str, settled_round: int) -> None:
         """Let what was sent in a round that the server has used take the place of the old."""
-        if self.marked("sent", model) == settled_round and self.get("sent", model) is not None:
+        if self.get("sent", model, settled_round) is not None:
             self.put("settled", model, self._state.pop(_key("sent", model)), settled_round)
-        elif self.marked("settled", model) != settled_round:
+        elif self.get("settled", model, settled_round) is None:
             self._state.pop(_key("settled", model), None)
 
     def save(self) -> None:
