@@ -36,24 +36,8 @@ from gems_flwr.averaging import squared_distance
 from gems_flwr.bounds import MAX_EXAMPLES
 from gems_flwr.carriers import open_packed, pack_bytes, packed_models, unpack_bytes
 from gems_flwr.compression import FORMS, Form, PackedModel, decode, decode_whole, encode
+from gems_flwr.core import records as wire
 from gems_flwr.core.question import NOTHING, ON_SERVER, Disclosure, Question
-from gems_flwr.core.records import (
-    ARRAYS,
-    CONFIG,
-    METRICS,
-    NUM_EXAMPLES,
-    SERVER_ROUND,
-    MetricsReply,
-    make_record,
-    only_model,
-    put_instead,
-    records_of,
-    single_numbers,
-    to_numpy,
-    to_record,
-    unpack_metrics_reply,
-    unpack_model_reply,
-)
 from gems_flwr.errors import BadReplyError, OutdatedMessageError
 from gems_flwr.typing import Arrays
 
@@ -64,7 +48,7 @@ if TYPE_CHECKING:
 # update, summed over batches; added up over nodes and rounds, and not averaged.
 LOSS_SUM, CORRECT_SHARE_SUM, BATCHES = "loss-sum", "correct-share-sum", "batches"
 # What is added up over the steps of one message; of other metrics the last counts.
-_SUMS = (NUM_EXAMPLES, LOSS_SUM, CORRECT_SHARE_SUM, BATCHES)
+_SUMS = (wire.NUM_EXAMPLES, LOSS_SUM, CORRECT_SHARE_SUM, BATCHES)
 REFERENCE, SQUARED_DISTANCE = "reference", "squared-distance"
 _LEARNER, _NEEDS_MODEL = "learner", "needs-model"
 
@@ -72,7 +56,7 @@ Send = Literal["never", "violated", "always"]
 
 
 @dataclass(frozen=True)
-class LearnerReply(MetricsReply):
+class LearnerReply(wire.MetricsReply):
     """A validated reply of a learner; ‖f − r‖² and the model are there if they were asked for."""
 
     num_examples: float = 0.0
@@ -137,13 +121,13 @@ class LearnerQuestion(Question[LearnerReply | None]):
     def read_model(self, content: RecordDict, *, needed: bool) -> Arrays | None:
         """Return the model in a reply, if there is one."""
         if self.compress != "float32" and (packed := packed_models(content)):
-            if len(packed) > 1 or records_of(content, ArrayRecord):
+            if len(packed) > 1 or wire.records_of(content, ArrayRecord):
                 raise BadReplyError("expected one packed model and no arrays beside it")
             [(key, model)] = packed.items()
-            put_instead(content, key, open_packed(model, self.expected, self.compress))
-        if records_of(content, ArrayRecord):
-            whole = RecordDict({ARRAYS: only_model(content), METRICS: _ONE_EXAMPLE})
-            return unpack_model_reply(whole, self.expected).arrays
+            wire.put_instead(content, key, open_packed(model, self.expected, self.compress))
+        if wire.records_of(content, ArrayRecord):
+            whole = RecordDict({wire.ARRAYS: wire.only_model(content), wire.METRICS: _ONE_EXAMPLE})
+            return wire.unpack_model_reply(whole, self.expected).arrays
         if needed:
             raise BadReplyError("the model was asked for, but none came")
         return None
@@ -185,9 +169,11 @@ class Learn(LearnerQuestion):
         if self.is_measured:
             distance = numbers[SQUARED_DISTANCE] = learner.squared_distance
             due = due or (self.send == "violated" and not distance <= self.delta)
-        content = make_record(RecordDict, {METRICS: make_record(MetricRecord, numbers)})
+        content = wire.make_record(
+            RecordDict, {wire.METRICS: wire.make_record(MetricRecord, numbers)}
+        )
         if due:
-            content[ARRAYS] = learner.send(self.compress)
+            content[wire.ARRAYS] = learner.send(self.compress)
         return content
 
     @property
@@ -198,8 +184,8 @@ class Learn(LearnerQuestion):
     def read_reply(self, content: RecordDict) -> LearnerReply:
         """Read metrics, distance and model."""
         arrays = self.read_model(content, needed=self.send == "always")
-        reply = unpack_metrics_reply(content)
-        metrics = single_numbers(reply.metrics)
+        reply = wire.unpack_metrics_reply(content)
+        metrics = wire.single_numbers(reply.metrics)
         distance = metrics.pop(SQUARED_DISTANCE, None)
         if self.is_measured and distance is None:
             raise BadReplyError(f"metric '{SQUARED_DISTANCE}' is missing or not a single number")
@@ -230,7 +216,7 @@ class SendModel(LearnerQuestion):
 
     def reply(self, node: Node, learner: Learner) -> RecordDict:
         """Send the model as it is."""
-        return make_record(RecordDict, {ARRAYS: learner.send(self.compress)})
+        return wire.make_record(RecordDict, {wire.ARRAYS: learner.send(self.compress)})
 
     def read_reply(self, content: RecordDict) -> LearnerReply:
         """Read the model."""
@@ -250,7 +236,7 @@ class TakeModel(LearnerQuestion):
 
 # --- on the node --------------------------------------------------------------------------------
 
-_ONE_EXAMPLE = MetricRecord({NUM_EXAMPLES: 1})
+_ONE_EXAMPLE = MetricRecord({wire.NUM_EXAMPLES: 1})
 _STATE = {name: f"learner-{name}" for name in ("model", "reference", "left_over", "left_next")}
 _STATE_NOTES, _STATE_METRICS = "learner-notes", "learner-metrics"
 _NOTES = ("run", "model_version", "reference_version", "round")
@@ -299,7 +285,7 @@ class Learner:
     def updated(cls, node: Node, asked: LearnerQuestion) -> Learner | None:
         """Return the learner with what the server sent; None if it still lacks what it needs."""
         learner = cls.kept(node, asked.run)
-        came = [_take(node.message.content, key) for key in (ARRAYS, REFERENCE)]
+        came = [_take(node.message.content, key) for key in (wire.ARRAYS, REFERENCE)]
         model, reference = (_opened(sent, learner, asked) for sent in came)
         if asked.adopt:
             reference = model
@@ -324,13 +310,13 @@ class Learner:
         if not steps or node.round <= self.round:
             return
         content, model, metrics = node.message.content, self.model, dict[str, int | float]()
-        config = cast(ConfigRecord, content[CONFIG])
+        config = cast(ConfigRecord, content[wire.CONFIG])
         for step in range(steps):
             # What an ordinary train handler expects: a model and a round.
-            config[SERVER_ROUND] = node.round - steps + 1 + step
-            content[ARRAYS] = model
+            config[wire.SERVER_ROUND] = node.round - steps + 1 + step
+            content[wire.ARRAYS] = model
             reply = node.call_handler()
-            model = only_model(reply)
+            model = wire.only_model(reply)
             new = reported_numbers(reply)
             metrics = {**new, **{k: metrics.get(k, 0) + new[k] for k in _SUMS if k in new}}
         self.model, self.round, self.metrics = model, node.round, metrics
@@ -338,15 +324,15 @@ class Learner:
     @property
     def squared_distance(self) -> float:
         """Return ‖f − r‖²."""
-        return squared_distance(to_numpy(self.model), to_numpy(self.reference))
+        return squared_distance(wire.to_numpy(self.model), wire.to_numpy(self.reference))
 
     def send(self, form: Form) -> ArrayRecord | ConfigRecord:
         """Return the model as it travels; remember what rounding takes."""
         if form == "float32":
             return self.model
-        left_over = None if self.left_over is None else to_numpy(self.left_over)
-        encoded = encode(to_numpy(self.model), to_numpy(self.reference), form, left_over)
-        self.left_next = to_record(encoded.left_over)
+        left_over = None if self.left_over is None else wire.to_numpy(self.left_over)
+        encoded = encode(wire.to_numpy(self.model), wire.to_numpy(self.reference), form, left_over)
+        self.left_next = wire.to_record(encoded.left_over)
         return pack_bytes(encoded.packed)
 
     def keep(self, node: Node) -> None:
@@ -373,7 +359,7 @@ def all_or_nothing(state: RecordDict) -> Iterator[None]:
 
 def reported_numbers(content: RecordDict) -> dict[str, int | float]:
     """Return what a handler reported, without lists."""
-    records = records_of(content, MetricRecord).values()
+    records = wire.records_of(content, MetricRecord).values()
     return {k: v for each in records for k, v in each.items() if not isinstance(v, list)}
 
 
@@ -391,10 +377,10 @@ def _opened(
     if not isinstance(sent, PackedModel):
         return sent
     if sent.is_whole:
-        return to_record(decode_whole(sent))
+        return wire.to_record(decode_whole(sent))
     if learner is None or learner.reference_version != asked.base:
         return None
-    return to_record(decode(sent, to_numpy(learner.reference), asked.compress))
+    return wire.to_record(decode(sent, wire.to_numpy(learner.reference), asked.compress))
 
 
 def _with_own_integers(own: ArrayRecord, new: ArrayRecord) -> ArrayRecord:

@@ -34,17 +34,9 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
+from gems_flwr import compression
 from gems_flwr.averaging import Coordinator, Synchronisation, with_floats_of
 from gems_flwr.carriers import pack_bytes
-from gems_flwr.compression import (
-    Form,
-    PackedModel,
-    check_compressible,
-    encode_average,
-    encode_whole,
-    halved,
-    left_by_halving,
-)
 from gems_flwr.core.question import Question
 from gems_flwr.core.records import ARRAYS, to_record
 from gems_flwr.core.round import Carrier, Round
@@ -92,7 +84,7 @@ class Parcel:
     """A model as a difference to the reference that it was made with, by that one's number."""
 
     base: int
-    packed: PackedModel
+    packed: compression.PackedModel
 
 
 @dataclass
@@ -102,7 +94,7 @@ class LearnerState:
     # Tells this run's messages from another's.
     run: str
     coordinator: Coordinator
-    compress: Form = "float32"
+    compress: compression.Form = "float32"
     # Up to which round the nodes have trained; the highest number given out; the reference's.
     round: int = 0
     version: int = 0
@@ -118,11 +110,16 @@ class LearnerState:
     left_over: Arrays = field(default_factory=dict)
 
     @classmethod
-    def first(cls, run: str, model: Arrays, form: Form) -> LearnerState:
+    def first(cls, run: str, model: Arrays, form: compression.Form) -> LearnerState:
         """Return the state before the first round."""
         if form == "float32":
             return cls(run, Coordinator(model))
-        return cls(run, Coordinator(halved(model)), form, left_over=left_by_halving(model))
+        return cls(
+            run,
+            Coordinator(compression.halved(model)),
+            form,
+            left_over=compression.left_by_halving(model),
+        )
 
     @property
     def reference(self) -> Arrays:
@@ -195,7 +192,9 @@ class LearnerState:
             average = with_floats_of(self.reference, average)
         got, total = sum(weights.get(name, 0.0) for name in receivers), sum(weights.values())
         share = got / total if 0 < got < total else 1.0
-        encoded = encode_average(average, self.reference, self.compress, self.left_over, share)
+        encoded = compression.encode_average(
+            average, self.reference, self.compress, self.left_over, share
+        )
         self.parcels[self.version + 1] = Parcel(self.reference_version, encoded.packed)
         self.left_over = encoded.left_over
         return synchronisation.with_average(encoded.decoded)
@@ -231,7 +230,9 @@ class LearnerState:
         return {_NOTES: np.frombuffer(json.dumps(notes).encode(), np.uint8), **arrays}
 
     @classmethod
-    def from_memory(cls, memory: Arrays, form: Form | None = None) -> LearnerState | None:
+    def from_memory(
+        cls, memory: Arrays, form: compression.Form | None = None
+    ) -> LearnerState | None:
         """Return what `to_memory` wrote, None where there is nothing; a CheckpointError if it is
         of a run with another `form`, or cannot be read.
         """
@@ -248,7 +249,7 @@ class LearnerState:
             parcels = {}
             for number, base in notes.pop("bases").items():
                 codes, scales, exact = (groups[f"parcel-{number}"][k].tobytes() for k in _PARTS)
-                parcels[int(number)] = Parcel(base, PackedModel(codes, scales, exact))
+                parcels[int(number)] = Parcel(base, compression.PackedModel(codes, scales, exact))
             notes["known"] = {node: tuple(pair) for node, pair in notes["known"].items()}
             state = cls(
                 coordinator=Coordinator(reference, notes.pop("violations")),
@@ -404,7 +405,7 @@ class LocalLearners(AveragesModels):
     def prepare(self, initial: Arrays, num_rounds: int) -> None:
         """Note which round is the last, and give the run a name."""
         if self.compress != "float32":
-            check_compressible(initial, self.compress)
+            compression.check_compressible(initial, self.compress)
         self._last_round = num_rounds
         # What nodes keep from another run does not count; a round played again is the same run.
         self._run_name = secrets.token_hex(4)
@@ -612,5 +613,7 @@ class LearnerRound:
             is_reference = version == learners.reference_version
             model = learners.reference if is_reference else learners.models[version]
             plain = self.strategy.compress == "float32"
-            self._records[version] = to_record(model) if plain else pack_bytes(encode_whole(model))
+            self._records[version] = (
+                to_record(model) if plain else pack_bytes(compression.encode_whole(model))
+            )
         return self._records[version]

@@ -38,24 +38,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from gems_flwr.spaces import convex
 from gems_flwr.spaces.ball.ball import BallSpace, EllipsoidSpace
-from gems_flwr.spaces.convex import (
-    ConvexSet,
-    Intersection,
-    Status,
-    check_dimensions,
-    in_all,
-    node_margins,
-    verdict_of,
-    walk_from,
-)
 from gems_flwr.typing import Float
 
 Stop = Callable[[Float], bool]
-Convex = BallSpace | EllipsoidSpace | ConvexSet
+Convex = BallSpace | EllipsoidSpace | convex.ConvexSet
 
 
-def intersect_balls(balls: Sequence[BallSpace], tolerance: float = 1e-10) -> Intersection:
+def intersect_balls(balls: Sequence[BallSpace], tolerance: float = 1e-10) -> convex.Intersection:
     """Return a point in all balls, or a proof that there is none.
 
     The point is the first feasible one on the way from the average (as in the papers); if the
@@ -63,10 +54,10 @@ def intersect_balls(balls: Sequence[BallSpace], tolerance: float = 1e-10) -> Int
     relative to the squared size of the problem: what counts as zero.
     """
     began = time.perf_counter()
-    check_dimensions(balls)
+    convex.check_dimensions(balls)
     problem = _Balls(balls, tolerance)
     average, x = problem.average, problem.uniform
-    status: Status = "feasible" if in_all(balls, average) else "undecided"
+    status: convex.Status = "feasible" if convex.in_all(balls, average) else "undecided"
     point = average
     if status != "feasible":
         x = problem.solve(0.0, None, early=True)
@@ -74,21 +65,21 @@ def intersect_balls(balls: Sequence[BallSpace], tolerance: float = 1e-10) -> Int
     lower, upper = problem.dual(x), problem.upper(x)
     if status != "feasible" and lower > problem.noise:
         status = "empty"
-    elif in_all(balls, point):
+    elif convex.in_all(balls, point):
         status = "feasible"
     if status == "feasible":
-        point = walk_from(balls, average, point)
+        point = convex.walk_from(balls, average, point)
     else:
         x = problem.deepest(x)
         deepest = problem.point(x)
-        if min(node_margins(balls, deepest)) >= min(node_margins(balls, point)):
+        if min(convex.node_margins(balls, deepest)) >= min(convex.node_margins(balls, point)):
             point = deepest
-        if status == "undecided" and in_all(balls, point):
+        if status == "undecided" and convex.in_all(balls, point):
             status = "feasible"
     span = float(np.linalg.norm(average)) + float(np.sqrt(np.diag(problem.gram).max()))
     near = float(np.linalg.norm(point - average)) <= 1e-9 * span
     known = {"status": status, "bounds": (lower, upper), "is_average": near}
-    return verdict_of(balls, point, "balls: dual over the simplex", began, **known)  # type: ignore[arg-type]
+    return convex.verdict_of(balls, point, "balls: dual over the simplex", began, **known)  # type: ignore[arg-type]
 
 
 class _Balls:
@@ -146,7 +137,7 @@ class _Balls:
 
 def intersect_convex(
     spaces: Sequence[Convex], rounds: int = 60, tolerance: float = 1e-7
-) -> Intersection:
+) -> convex.Intersection:
     """Return a point in all spaces, or a proof that there is none.
 
     The point is the first feasible one on the way from the average; if there is none, the one whose
@@ -154,18 +145,18 @@ def intersect_convex(
     so many `rounds` of cuts it is ``undecided``.
     """
     began = time.perf_counter()
-    check_dimensions(spaces)
+    convex.check_dimensions(spaces)
     origin = np.asarray(np.mean([s.center for s in spaces], axis=0, dtype=np.float64))
     others = [space for space in spaces if not isinstance(space, BallSpace | EllipsoidSpace)]
     plain = [s if isinstance(s, BallSpace | EllipsoidSpace) else s.outer() for s in spaces]
     problem = Quadratics.of(plain, origin)
-    status: Status = "feasible" if in_all(spaces, origin) else "undecided"
+    status: convex.Status = "feasible" if convex.in_all(spaces, origin) else "undecided"
     best, lower, upper = origin, -np.inf, np.inf
     x: Float | None = None
 
     def stop(w: Float, value: float) -> bool:
         # Not at the first proof of emptiness: the least violating point is wanted.
-        return value <= 0 and in_all(spaces, origin + w)
+        return value <= 0 and convex.in_all(spaces, origin + w)
 
     for _ in range(0 if status == "feasible" else rounds):
         x = maximise_dual(problem, x, stop, tolerance=tolerance / 10)
@@ -173,7 +164,7 @@ def intersect_convex(
         lower, point = max(lower, value - problem.rounding(x, w)), origin + w
         cuts = [(n, o) for space in others for n, o in zip(*space.cuts(point), strict=True)]
         beyond = max([float(n @ point - o) for n, o in cuts], default=-np.inf)
-        worst, inside = max(beyond, float(problem.values(w).max())), in_all(spaces, point)
+        worst, inside = max(beyond, float(problem.values(w).max())), convex.in_all(spaces, point)
         if inside or worst < upper:
             upper, best = worst, point
         status = "feasible" if inside else "empty" if lower > 0 else "undecided"
@@ -185,11 +176,11 @@ def intersect_convex(
         problem = problem + Quadratics(np.zeros_like(normals), -normals / 2, shifted)
         x = np.append(x, np.zeros(len(cuts)))
     if status == "feasible":
-        best = walk_from(spaces, origin, best)
+        best = convex.walk_from(spaces, origin, best)
     near = float(np.linalg.norm(best - origin)) <= 1e-9 * (1 + float(np.linalg.norm(origin)))
     method = "quadratics: dual with cutting planes"
     known = {"status": status, "bounds": (lower, upper), "is_average": near}
-    return verdict_of(spaces, best, method, began, **known)  # type: ignore[arg-type]
+    return convex.verdict_of(spaces, best, method, began, **known)  # type: ignore[arg-type]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -29,16 +29,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gems_flwr.averaging import (
-    Matrix,
-    data_shares,
-    draw_assignment,
-    flat,
-    mean_metrics,
-    moved_control,
-    reachable_budget,
-    update_of,
-)
+from gems_flwr import averaging
 from gems_flwr.bounds import MAX_GRADIENT, MAX_STEP
 from gems_flwr.core.log import log_warning, readable
 from gems_flwr.core.records import to_record
@@ -174,7 +165,7 @@ class MultiModelState:
 
     def control(self, model: str, like: Arrays) -> NDArray:
         """Return SCAFFOLD's c of a model; zero at first."""
-        return self.controls.get(model, np.zeros_like(flat(like)))
+        return self.controls.get(model, np.zeros_like(averaging.flat(like)))
 
     def renamed(self, names: Mapping[str, str]) -> MultiModelState:
         """Call nodes by other names; pairs that were lost were so under the old ones."""
@@ -264,7 +255,7 @@ class MultiModelRound:
                 f"no node has data for {', '.join(map(repr, without))}: leave it out of the "
                 f"models, or let data(context) of a node return some (nodes have {held})"
             )
-        self.shares, self.available = data_shares(counts), counts > 0
+        self.shares, self.available = averaging.data_shares(counts), counts > 0
         self.capacity = np.array([state.holdings[n].capacity for n in self.nodes], np.int64)
         self.budget = self._reachable()
 
@@ -288,7 +279,7 @@ class MultiModelRound:
     def draw(self) -> None:
         """Draw who trains what."""
         rng = generator(self.strategy.seed, "assign", self.round.number)
-        self.drawn = draw_assignment(self.probabilities, rng)
+        self.drawn = averaging.draw_assignment(self.probabilities, rng)
         for node, models in self._by_node(self.drawn).items():
             counts = self.state.sampled.setdefault(node, {})
             counts |= {model: counts.get(model, 0) + 1 for model in models}
@@ -315,7 +306,7 @@ class MultiModelRound:
             old = self.state.old.get(model, {}) if self.rule.keeps_updates else {}
             betas = {node: self.rule.beta(self.betas[model].get(node)) for node in self.nodes}
             moved = self.rule.step(self.models[model], trained, counts, shares, old, betas)
-            if not np.isfinite(flat(moved)).all():
+            if not np.isfinite(averaging.flat(moved)).all():
                 raise MultiModelError(
                     f"model '{model}' is no longer finite after round {self.round.number}: lower "
                     "the learning rate, or raise the budget, which makes coefficients smaller"
@@ -331,7 +322,9 @@ class MultiModelRound:
     ) -> None:
         state, rule = self.state, self.rule
         if rule.keeps_updates:
-            updates = {n: update_of(self.models[model], arrays) for n, arrays in trained.items()}
+            updates = {
+                n: averaging.update_of(self.models[model], arrays) for n, arrays in trained.items()
+            }
             state.old.setdefault(model, {}).update(updates)
         if rule.needs_memory_on_nodes:
             for node in trained:
@@ -344,13 +337,15 @@ class MultiModelRound:
                 if change is not None
             }
             control = state.control(model, self.models[model])
-            state.controls[model] = moved_control(control, changes, shares)
+            state.controls[model] = averaging.moved_control(control, changes, shares)
 
     def outcome(self) -> RoundOutcome:
         """Return what the round has changed."""
         parts = [part for by_model in self.delivered.values() for part in by_model.values()]
         weights = [min(part.num_examples, self.most or np.inf) for part in parts]
-        reported = mean_metrics([part.metrics for part in parts], weights) if parts else {}
+        reported = (
+            averaging.mean_metrics([part.metrics for part in parts], weights) if parts else {}
+        )
         sizes = zip(self.names, self.coefficients.sum(axis=0).tolist(), strict=True)
         metrics = {f"step_size/{model}": size for model, size in sizes}
         metrics["pairs_drawn"] = float(self.drawn.sum())
@@ -364,7 +359,7 @@ class MultiModelRound:
 
     # --- importance ---------------------------------------------------------------------------
 
-    def _answers(self, measure: Measure) -> Matrix:
+    def _answers(self, measure: Measure) -> averaging.Matrix:
         """Ask every node about every model that it has; return the answers, one per pair."""
         parts = self._ask(self._by_node(self.available), measure.action, measure.report)
         values = np.zeros_like(self.shares)
@@ -467,7 +462,10 @@ class MultiModelRound:
 
     def _reachable(self) -> float:
         """Return the budget; less, with a warning, if nodes have left since round 1."""
-        budget, most = self.strategy.budget, reachable_budget(self.available, self.capacity)
+        budget, most = (
+            self.strategy.budget,
+            averaging.reachable_budget(self.available, self.capacity),
+        )
         if budget <= most or not self.rule.has_budget:
             return budget
         text = (

@@ -92,8 +92,8 @@ class SamplingRule:
     has_budget: ClassVar[bool] = True
     # Whether the server keeps the last update of every pair, the h of `step`.
     keeps_updates: ClassVar[bool] = False
-    # Whether nodes correct their gradients by c − c_i and send how c_i has changed (SCAFFOLD), which
-    # does not go together with a measure.
+    # Whether nodes correct their gradients by c − c_i and send how c_i has changed (SCAFFOLD); not
+    # together with a measure.
     corrects_gradients: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
