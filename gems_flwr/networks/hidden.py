@@ -115,9 +115,6 @@ def _draw_rows(inputs: Tensor, most: int, seed: int) -> Tensor:
     return inputs[torch.randperm(len(inputs), generator=generator)[:most].sort().values]
 
 
-# --- patches ------------------------------------------------------------------------------------
-
-
 def check_convolution(module: nn.Conv2d) -> None:
     """Refuse a convolution whose filters do not all see the same plain patches."""
     plain = module.padding_mode == "zeros" and not isinstance(module.padding, str)
@@ -140,9 +137,6 @@ def image_chunks(module: nn.Conv2d, images: Tensor) -> Iterator[slice]:
     step = max(1, CHUNK_VALUES // (positions * width))
     for start in range(0, len(images), step):
         yield slice(start, start + step)
-
-
-# --- activations --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)

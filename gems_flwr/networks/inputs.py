@@ -158,9 +158,6 @@ def _described(returned: Any) -> str:
     return f"{type(returned).__name__}{shape}"
 
 
-# --- what layers see ----------------------------------------------------------------------------
-
-
 class Step(NamedTuple):
     """One call of a module: its name, first input and output."""
 

@@ -7,16 +7,13 @@ over radii with p new models at every one. The balls here are the same for less 
 
 - The p directions serve all neurons, so the products of inputs and directions are done once.
 - Along ``w + R u`` a neuron's output before the activation is ``a_i + R s_i``. As g is monotone,
-  the deviation never falls again: a ray that is good enough at R is so at every smaller R. Each
-  neuron takes the R of its most promising ray, looks once at all rays, and then only at those that
-  fail, solving the worst of them, until none fails or ``max_radius`` is reached.
+  the deviation never falls again. Each neuron takes the R of its most promising ray, looks once at
+  all rays, and then only at those that fail, solving the worst of them, until none fails.
 - How far along a ray is bisection with interpolation, in float64, between a proof along the ray
   (g is Lipschitz) and a radius that is known to fail.
 
-Decided here: Eq. 3 divides by n *outside* the root, and so do we, so the same epsilon allows more
-per sample the more samples there are. Every radius is the lower end of a bracket, good enough as
-evaluated, and rounded down to float32. The importance of a neuron is how much it adds to the layer
-above, in that layer's units; it decides which neurons merge first.
+Every radius is the lower end of a bracket, good enough as evaluated, and rounded down to float32.
+The importance of a neuron is how much it adds to the layer above; it decides who merges first.
 """
 
 from __future__ import annotations
@@ -209,9 +206,6 @@ def _all_deviations(data: NeuronData, slopes: Tensor, neuron: int, radii: Tensor
     return torch.cat(
         [Rays(data.before[own], some, data.activation).deviation(radii[own]) for some in blocks]
     )
-
-
-# --- along rays ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)

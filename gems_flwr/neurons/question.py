@@ -87,8 +87,6 @@ class Neurons(Question[NeuronBalls]):
         own = self.epsilon[layer] if isinstance(self.epsilon, Sequence) else self.epsilon
         return dataclasses.replace(self, epsilon=float(own), layer=layer, shape=shape)
 
-    # --- on the node --------------------------------------------------------------------------
-
     def discloses(self, node: Node) -> Disclosure:
         """Return that the answer is trained weights, and how far they may move."""
         return Disclosure("radius")
@@ -129,8 +127,6 @@ class Neurons(Question[NeuronBalls]):
             outgoing_norms=_tensor(outgoing_rows(arrays, layer, above), where).norm(dim=1),
         )
         return RecordDict({NEURONS: to_record({NEURONS: balls.to_array()})})
-
-    # --- on the server ------------------------------------------------------------------------
 
     def read(self, content: RecordDict) -> NeuronBalls:
         """Return the balls of as many neurons as were sent out."""

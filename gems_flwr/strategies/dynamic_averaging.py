@@ -109,8 +109,6 @@ class DynamicAveraging(LocalLearners):
         return balancing.finish()
 
 
-# --- what it is measured against (Section 5) ---------------------------------------------------
-
 # Gets the round, the model and what was kept; returns model, what to keep, and metrics.
 TrainServer = Callable[[int, Arrays, Arrays], tuple[Arrays, Arrays, Mapping[str, float]]]
 

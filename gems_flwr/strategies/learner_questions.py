@@ -1,23 +1,13 @@
 """What a server asks of nodes that keep their own models, both sides (Kamp et al. 2018).
 
-===========  =====================================================================================
-`Learn`      train the model that you keep, report losses and ‖f − r‖², and send the model always,
-             never, or only if ‖f − r‖² > Δ: the local condition
-`SendModel`  send the model as it is
-`TakeModel`  go on from this model; nothing comes back
-===========  =====================================================================================
-
 The user's own train handler is called with the node's model in place of one from the server; model
 and reference are kept in the node's state (``context.state``).
-
-Decided here:
 
 - A fault leaves the state as it was. A message of an earlier round than the node has seen is
   refused; one of the same round is answered again without training.
 - Every model that the server hands out has a number, and a question names the numbers of the model
   and of the reference that the node must have, which come along where it lacks them. So repeated
   messages are harmless, and a node that has lost its state answers that it needs the model.
-- Integer arrays (counters of batches) stay the node's own when it is given another model.
 - With ``compress`` models travel as differences to the reference. What rounding takes from a model
   that a node sends, it adds to the next one once it is given another model, since then this one was
   averaged. So a node that is asked again in a round answers with the same bytes.

@@ -4,19 +4,14 @@ A node goes on training its own model from round to round; the server decides wh
 averaged. Protocols differ in that decision alone: which models are asked for together with the
 reports (`request`), and what is made of those that came (`synchronise`).
 
-Decided here:
-
-- A round is one call of the node's train handler, the paper's t. Messages go out only in rounds
-  in which something can happen, every `period` rounds, and ask the node to train that often.
-- Averages travel with the next message to the nodes that gave their models.
-- A node that fails is out of the round; its state is what it was. One that has lost its state
-  restarts from the reference, in the same round. One that sends what cannot be used (NaN, say)
-  restarts in the next.
+- A round is one call of the train handler, the paper's t. Messages go out every `period` rounds and
+  ask the node to train that often. Averages travel with the next message.
+- A node that fails is out of the round. One that has lost its state restarts from the reference, in
+  the same round; one that sends what cannot be used (NaN, say), in the next.
 - Integer arrays (counters of a batch norm) stay each node's own. Running means and variances are
   averaged with the model and kept out of distances.
-- With `compress` models travel as differences to the reference, and what rounding takes is added to
-  later messages, on either side. The initial model is rounded to half precision, and whoever lacks
-  the reference gets models whole.
+- With `compress` models travel as differences to the reference; what rounding takes is added to
+  later messages, on either side. Whoever lacks the reference gets models whole.
 """
 
 from __future__ import annotations
@@ -126,8 +121,6 @@ class LearnerState:
         """The reference model."""
         return self.coordinator.reference
 
-    # --- changes ----------------------------------------------------------------------------------
-
     def restart(self, nodes: Collection[str]) -> None:
         """Let nodes start from the reference: newcomers, and those that lost their state."""
         if nodes:
@@ -158,18 +151,15 @@ class LearnerState:
     def settle(
         self, synchronisation: Synchronisation, weights: Mapping[str, float]
     ) -> Synchronisation:
-        """Note an average, to be delivered with the next messages to those who gave theirs.
+        """Note an average for those who gave their models; return what they will make of it.
 
-        Returned is what nodes will make of it. `weights` are those of the nodes that take part in
-        the round, by name.
+        `weights` are those of the nodes that take part in the round, by name.
         """
-        if synchronisation.average is not None:
-            if self.compress != "float32":
-                synchronisation = self._rounded(synchronisation, weights)
-            assert synchronisation.average is not None
+        if synchronisation.average is not None and self.compress != "float32":
+            synchronisation = self._rounded(synchronisation, weights)
+        if (average := synchronisation.average) is not None:
             full, reference = synchronisation.full, synchronisation.coordinator.reference
-            average = reference if full else synchronisation.average
-            self._hand_out(average, synchronisation.receivers)
+            self._hand_out(reference if full else average, synchronisation.receivers)
             self.reference_version = self.version if full else self.reference_version
         self.coordinator = synchronisation.coordinator
         self._prune()
@@ -209,10 +199,8 @@ class LearnerState:
         self.models = {number: each for number, each in self.models.items() if number in wanted}
         self.parcels = {number: each for number, each in self.parcels.items() if number in wanted}
 
-    # --- on disk ----------------------------------------------------------------------------------
-
     def to_memory(self) -> dict[str, NDArray]:
-        """Return the state as arrays, which is what a checkpoint takes."""
+        """Return the state as arrays, for a checkpoint."""
         names = ("run", "compress", "round", "version", "reference_version", "known", "pending")
         notes = {name: getattr(self, name) for name in names}
         notes["violations"] = self.coordinator.violations
@@ -376,8 +364,6 @@ class LocalLearners(AveragesModels):
             )
         self._last_round = 0
         self._run_name = ""
-
-    # --- what a protocol decides ------------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -546,8 +532,6 @@ class LearnerRound:
             self.arrays = with_floats_of(self.arrays, mean.arrays)
             receivers = synchronisation.receivers
             self.outvoted.add(self.round.number, self.strategy.rule, mean, receivers)
-
-    # --- messages ---------------------------------------------------------------------------------
 
     def _ask(
         self,

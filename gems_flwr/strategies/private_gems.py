@@ -117,8 +117,6 @@ class PrivateSum(SumQuestion):
             sections.append(whole_section(name, shape, most + noise, nodes))
         return sections
 
-    # --- on the node --------------------------------------------------------------------------
-
     def discloses(self, node: Node) -> Disclosure:
         """Return that it is a share of a noisy sum, which masks have to hide."""
         return Disclosure(

@@ -7,26 +7,20 @@ if it does not reach zero. Instead, by duality, for **balls**::
       = max over the simplex of  sum_k x_k (|c_k|^2 - r_k^2) - |sum_k x_k c_k|^2
 
 with ``w = sum_k x_k c_k``: only the K x K Gram matrix of the centres counts. Any x with a positive
-value proves that the intersection is empty; any w with no positive constraint is in it. A pairwise
-test of distances is not sufficient (three balls can meet in pairs only). If there is no such point,
-the one with the largest smallest ``r_k - |w - c_k|`` is wanted: all radii grow by the same t until
-the intersection is a single point; for fixed multipliers the dual is a quadratic in t whose root
-bounds t from one side, so a few solves find it.
+value proves that the intersection is empty; any w with no positive constraint is in it. If it is
+empty, the point with the largest smallest ``r_k - |w - c_k|`` is wanted: all radii grow by the same
+t until the intersection is a single point; for fixed multipliers the dual is a quadratic in t whose
+root bounds t from one side, so a few solves find it.
 
 **Ellipsoids** and balls together are ``q_k(w) = sum_i a_ki w_i^2 - 2 b_ki w_i + g_k <= 0``, and a
 half-space is the same with a = 0. For multipliers x on the simplex the minimum over w is one
-division per coordinate, ``w = B / A`` with ``A = sum_k x_k a_k``, ``B = sum_k x_k b_k``, and the
-dual ``sum_k x_k g_k - sum_i B_i^2 / A_i`` is concave in x, with gradient ``q(w)`` and Hessian
-``-2 J^T diag(1/A) J``, ``J_k = b_k - a_k w``. Newton steps, each a quadratic over the simplex as
-for balls, maximise it.
+division per coordinate, ``w = B / A`` with ``A = sum_k x_k a_k``, ``B = sum_k x_k b_k``; the dual
+``sum_k x_k g_k - sum_i B_i^2 / A_i`` is concave in x, with gradient ``q(w)`` and Hessian
+``-2 J^T diag(1/A) J``, ``J_k = b_k - a_k w``. Newton steps maximise it, each as for balls.
 
 **Any other `ConvexSet`** enters by a ball or ellipsoid around it and by the half-spaces that cut
 off the solution so far. Dropping constraints can only enlarge a set, so a positive dual still
-proves that the intersection is empty; a point is only called feasible after every space has
-confirmed it.
-
-**A concave quadratic over the simplex** is solved exactly: projected gradient with momentum finds
-which entries are positive; an active-set method finishes to machine precision.
+proves emptiness; a point is only called feasible after every space has confirmed it.
 """
 
 from __future__ import annotations
@@ -46,16 +40,15 @@ Stop = Callable[[Float], bool]
 Convex = BallSpace | EllipsoidSpace | convex.ConvexSet
 
 
-def intersect_balls(balls: Sequence[BallSpace], tolerance: float = 1e-10) -> convex.Intersection:
+def intersect_balls(balls: Sequence[BallSpace]) -> convex.Intersection:
     """Return a point in all balls, or a proof that there is none.
 
     The point is the first feasible one on the way from the average (as in the papers); if the
-    intersection is empty, the one whose largest distance to a ball is smallest. `tolerance` is
-    relative to the squared size of the problem: what counts as zero.
+    intersection is empty, the one whose largest distance to a ball is smallest.
     """
     began = time.perf_counter()
     convex.check_dimensions(balls)
-    problem = _Balls(balls, tolerance)
+    problem = _Balls(balls)
     average, x = problem.average, problem.uniform
     status: convex.Status = "feasible" if convex.in_all(balls, average) else "undecided"
     point = average
@@ -85,7 +78,7 @@ def intersect_balls(balls: Sequence[BallSpace], tolerance: float = 1e-10) -> con
 class _Balls:
     """The dual of K balls: Gram matrix of the centres around their mean, and radii."""
 
-    def __init__(self, balls: Sequence[BallSpace], tolerance: float) -> None:
+    def __init__(self, balls: Sequence[BallSpace]) -> None:
         centers = np.stack([ball.center for ball in balls]).astype(np.float64)
         self.average = centers.mean(axis=0)
         # Around the mean, so that a common offset of all models costs no digits.
@@ -93,7 +86,8 @@ class _Balls:
         self.gram = self.centers @ self.centers.T
         self.radii = np.array([ball.radius.value for ball in balls])
         self.uniform = np.full(len(balls), 1.0 / len(balls))
-        self.noise = tolerance * float(np.diag(self.gram).max() + (self.radii**2).max())
+        # What counts as zero, relative to the squared size of the problem.
+        self.noise = 1e-10 * float(np.diag(self.gram).max() + (self.radii**2).max())
 
     def linear(self, t: float) -> Float:
         """The linear term with all radii larger by t."""

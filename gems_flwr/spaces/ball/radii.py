@@ -132,9 +132,6 @@ class RadiusCurve:
         return float(self.radii[need])
 
 
-# --- along given rays -----------------------------------------------------------------------------
-
-
 def right_intervals(data: LayerData, directions: Tensor) -> tuple[Tensor, Tensor]:
     """Return where each sample is right along each direction: ``start`` and ``end``, (p, n) each.
 
@@ -206,9 +203,6 @@ def _first_failures(right_now: int, gains: Tensor, losses: Tensor) -> tuple[Tens
     return (counts[drop] + 1).long(), values[drop]
 
 
-# --- proofs ---------------------------------------------------------------------------------------
-
-
 def safe_radii(data: LayerData) -> Tensor:
     """Return how far each sample is sure to stay right; 0 if it is wrong, shape (n,)."""
     parts, outputs = [], data.weight.shape[0]
@@ -234,9 +228,6 @@ def certified_curve(data: LayerData) -> RadiusCurve:
     safe = np.sort(safe_radii(data).double().cpu().numpy()) * SHRINK
     # With k samples asked for, failing takes n - k + 1 broken ones: the (n - k + 1)-th.
     return RadiusCurve(np.concatenate([[np.inf], safe[::-1]]))
-
-
-# --- the worst rays -------------------------------------------------------------------------------
 
 
 def _pushed(data: LayerData, changes: Sequence[Tensor]) -> Tensor:
@@ -300,9 +291,6 @@ def worst_curve(data: LayerData, epsilon: float, refine: int = 2) -> tuple[Radiu
         if curve.radius(epsilon) >= radius * (1 - 1e-3):
             break
     return curve, count
-
-
-# --- the axes of an ellipsoid ---------------------------------------------------------------------
 
 
 def linear_fisher(data: LayerData) -> Tensor:

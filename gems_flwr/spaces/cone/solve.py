@@ -5,26 +5,22 @@ pairwise logistic loss under the nodes' moments::
 
     sum_c pi_c sum_{j != c} E softplus(-(m_cj + sqrt(v_cj) xi)) + ridge |W|^2,  xi ~ N(0, 1)
 
-with m, v as in `gems_flwr.spaces.cone.cone` and pi_c the share of the samples. The expectation is a
-9-point Gauss-Hermite sum; L-BFGS minimises it. Features are divided by their pooled deviation
-first, which is where the ridge acts. The objective is smooth and convex.
-
-It is evaluated a block of components at a time (see `PooledMoments`). Torch differentiates what has
-a few numbers per component; as covariances are symmetric, their products with W serve the gradient.
+with m, v as in `gems_flwr.spaces.cone.cone` and pi_c the share of the samples: smooth and convex.
+The expectation is a 9-point Gauss-Hermite sum; L-BFGS minimises it. Features are divided by their
+pooled deviation first, which is where the ridge acts. Torch differentiates what has a few numbers
+per component; as covariances are symmetric, their products with W serve the gradient.
 
 **The moments of all nodes.** Full moments of one class are pooled exactly (counts add, means and
 covariances by the law of total variance), so that any split of the same data gives the same
-numbers. Low-rank components stay in the form in which they were sent, and a few at a time become
-numbers in double precision: of thousands of nodes all would not fit into memory.
+numbers. Low-rank components stay as they were sent, and a few at a time become numbers in double
+precision: of thousands of nodes all would not fit into memory.
 
 A class too small for a covariance on a node is lent that of the same class on other nodes, where
 any sent it, else the covariance within all classes. Where no node sent any, it is estimated from
 the spread of means, as in FedCOF: the mean of n samples has covariance Sigma / n, so that for K_c
-groups of class c, with n_ck samples and means mu_ck around mu_c::
-
-    sum_c sum_k n_ck (mu_ck - mu_c) (mu_ck - mu_c)^T / sum_c (K_c - 1)
-
-is Sigma on average. Without a second mean of any class a round covariance stands for it.
+groups of class c, with n_ck samples and means mu_ck around mu_c, Sigma is on average
+``sum_c sum_k n_ck (mu_ck - mu_c) (mu_ck - mu_c)^T / sum_c (K_c - 1)``; without a second mean of any
+class a round covariance stands for it.
 """
 
 from __future__ import annotations
@@ -86,12 +82,11 @@ class PooledMoments:
         diagonals = np.array([np.diag(matrix) for matrix in self.matrices], dtype=np.float64)
         within = diagonals.reshape(self.means.shape)
         # By the law of total variance.
-        full = slice(0, len(within))
-        variance = self.shares[full] @ (within + (self.means - center) ** 2)
+        variance = self.shares[: len(within)] @ (within + (self.means - center) ** 2)
         for block in self.low.blocks():
             within = block.variances + (block.factors**2).sum(axis=1)
-            shares = self.shares[full.stop :][block.components]
-            variance = variance + shares @ (within + (block.means - center) ** 2)
+            around = within + (block.means - center) ** 2
+            variance = variance + self.shares[block.components] @ around
         typical = float(np.sqrt(variance.mean()))
         # A feature that hardly varies would otherwise be blown up to the size of the others.
         least = 0.1 * typical if typical > 0 else 1.0
@@ -105,7 +100,6 @@ def pool_moments(cones: Sequence[ClassMomentCone]) -> PooledMoments:
     if len(shapes) != 1:
         raise ValueError(f"cones: expected one number of classes and features, got {shapes}")
     num_classes, features = shapes[0]
-    low = LowRankComponents.of(cones)
     pooled: dict[int, tuple[int, Float, Matrix]] = {}
     apart: list[tuple[int, int, Float, Matrix]] = []
     for cone in cones:
@@ -120,6 +114,7 @@ def pool_moments(cones: Sequence[ClassMomentCone]) -> PooledMoments:
             pooled[label] = _pooled(pooled[label], moments) if label in pooled else moments
     full = [(label, *moments) for label, moments in pooled.items()] + apart
     matrices = [matrix for *_, matrix in full]
+    low = LowRankComponents.of(cones, len(full))
     labels, counts = [label for label, *_ in full], [count for _, count, *_ in full]
     for cone in low.cones:
         labels += cone.labels.tolist()
@@ -171,11 +166,12 @@ class LowRankComponents:
     """The components of all cones with low-rank covariances, in order; no array is copied."""
 
     cones: tuple[ClassMomentCone, ...]
+    first: int = 0  # the number of the first component: the full ones come before
 
     @classmethod
-    def of(cls, cones: Sequence[ClassMomentCone]) -> LowRankComponents:
+    def of(cls, cones: Sequence[ClassMomentCone], first: int = 0) -> LowRankComponents:
         """Take the cones with low-rank covariances."""
-        return cls(tuple(c for c in cones if isinstance(c.covariance, LowRankCovariance)))
+        return cls(tuple(c for c in cones if isinstance(c.covariance, LowRankCovariance)), first)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -204,7 +200,7 @@ class LowRankComponents:
                 place[: len(rows)] = rows
             deviations = [dense(covariance.deviations, i) for _, covariance, i in own]
             yield ComponentBlock(
-                slice(first, first + len(own)),
+                slice(self.first + first, self.first + first + len(own)),
                 np.concatenate([dense(cone.means, i) for cone, _, i in own]).astype(np.float64),
                 np.concatenate(deviations).astype(np.float64) ** 2,
                 padded,
@@ -257,12 +253,27 @@ class HeadMoments:
 
 def component_means(pooled: PooledMoments) -> Iterator[tuple[slice, Float]]:
     """Yield the means of all components, some at a time."""
-    full = len(pooled.matrices)
-    if full:
-        yield slice(0, full), pooled.means
+    if pooled.matrices:
+        yield slice(0, len(pooled.matrices)), pooled.means
     for block in pooled.low.blocks():
-        first, last = block.components.start, block.components.stop
-        yield slice(full + first, full + last), block.means
+        yield block.components, block.means
+
+
+def component_images(
+    pooled: PooledMoments, weight: Tensor
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Yield all components, some at a time: which, their means, and ``W Sigma`` (n, C, D)."""
+    if pooled.matrices:
+        products = [weight @ torch.tensor(matrix).to(weight) for matrix in pooled.matrices]
+        means = torch.from_numpy(pooled.means).to(weight)
+        yield slice(0, len(products)), means, torch.stack(products)
+    for block in pooled.low.blocks():
+        arrays = (block.means, block.variances, block.factors)
+        means, variances, factors = (torch.from_numpy(array).to(weight) for array in arrays)
+        images = (weight @ factors.mT) @ factors
+        images += weight * variances[:, None]
+        yield block.components, means, images
+        del block, arrays, factors, images  # before the next one is made
 
 
 def _spread_around(pooled: PooledMoments, means: Float, chosen: Float) -> Float:
@@ -277,7 +288,7 @@ def _spread_around(pooled: PooledMoments, means: Float, chosen: Float) -> Float:
         total += (off * weights[components, None]).T @ off
     diagonal = np.zeros(features)
     for block in pooled.low.blocks():
-        mine = weights[full + block.components.start : full + block.components.stop]
+        mine = weights[block.components]
         diagonal += mine @ block.variances
         rows = (block.factors * np.sqrt(mine)[:, None, None]).reshape(-1, features)
         total += rows.T @ rows
@@ -460,8 +471,7 @@ class ConeObjective:
             shares = balanced_shares(moments.labels, shares)
         self.scale, self.labels = map(self.tensor, (moments.feature_scale, moments.labels))
         self.shares = self.tensor(shares)
-        self.matrices, self.low = moments.matrices, moments.low
-        self.means = self.tensor(moments.means) / self.scale
+        self.moments = moments
         nodes, weights = np.polynomial.hermite_e.hermegauss(POINTS)
         self.nodes, self.node_weights = map(self.tensor, (nodes, weights / weights.sum()))
         if public is not None:
@@ -483,19 +493,9 @@ class ConeObjective:
             for total, part in zip(gradient, torch.autograd.grad(loss, leaves), strict=True):
                 total += part
             value += float(loss.detach())
-        full = len(self.matrices)
-        if full:
-            scaled = weight / self.scale
-            products = [scaled @ self.tensor(matrix.astype(np.float64)) for matrix in self.matrices]
-            images = torch.stack(products) / self.scale
-            value += self._add(slice(0, full), self.means, images, weight, bias, gradient)
-        for block in self.low.blocks():
-            means, factors = (self.tensor(a) / self.scale for a in (block.means, block.factors))
-            images = (weight @ factors.mT) @ factors
-            images += weight * (self.tensor(block.variances) / self.scale**2)[:, None]
-            rows = slice(full + block.components.start, full + block.components.stop)
+        for rows, means, images in component_images(self.moments, weight / self.scale):
+            means, images = means / self.scale, images / self.scale
             value += self._add(rows, means, images, weight, bias, gradient)
-            del block, factors, images  # before the next one is made
         return value, *gradient
 
     def _add(

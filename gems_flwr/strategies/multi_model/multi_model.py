@@ -357,8 +357,6 @@ class MultiModelRound:
             details={"sampling": self.rule.name, **self.state.details(self.names)},
         )
 
-    # --- importance ---------------------------------------------------------------------------
-
     def _answers(self, measure: Measure) -> averaging.Matrix:
         """Ask every node about every model that it has; return the answers, one per pair."""
         parts = self._ask(self._by_node(self.available), measure.action, measure.report)
@@ -383,8 +381,6 @@ class MultiModelRound:
             return False
         self.betas[model][node] = beta
         return True
-
-    # --- messages -----------------------------------------------------------------------------
 
     def _ask(
         self, wanted: Mapping[str, Sequence[str]], action: Action, report: ReportKind = "model"
