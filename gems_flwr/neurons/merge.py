@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from gems_flwr.devices import exact_device
 from gems_flwr.neurons.balls import NeuronBalls
-from gems_flwr.spaces.ball.intersect import maximise_on_simplex
+from gems_flwr.spaces.ball.intersect import BallDual
 from gems_flwr.spaces.cone import k_means
 from gems_flwr.typing import Float
 
@@ -281,26 +281,12 @@ def _mean_if_common(centers: Float, radii: Float, counts: Float) -> Float | None
 
 def common_point(centers: Float, radii: Float) -> Float | None:
     """Return a point in all balls, or None if none is found."""
-    mean = centers.mean(axis=0)
     # With a radius of 0 the smallest ball's centre is all there is to try.
-    smallest = centers[int(np.argmin(radii))]
-    for point in (mean, smallest):
+    for point in (centers.mean(axis=0), centers[int(np.argmin(radii))]):
         if inside(point, centers, radii):
             return np.asarray(point)
-    shifted = centers - mean
-    gram = shifted @ shifted.T
-    linear = np.diag(gram) - radii**2
-    noise = 1e-12 * float(np.diag(gram).max() + (radii**2).max())
-
-    def decided(x: Float) -> bool:
-        pull = gram @ x
-        square = float(x @ pull)
-        empty = float(x @ linear) - square > noise
-        return empty or float((linear - 2 * pull).max()) + square <= -noise
-
-    # Weights of the centres whose mean is in all balls, or the dual's maximum.
-    multipliers = maximise_on_simplex(linear, gram, None, decided)
-    point = np.asarray(mean + multipliers @ shifted)
+    dual = BallDual(centers, radii)
+    point = dual.point(dual.solve(0.0, None, early=True))
     return point if inside(point, centers, radii) else None
 
 

@@ -154,10 +154,8 @@ class Outvoted:
         """Return what a result says of it; nothing where models are simply averaged."""
         if not rule.is_on:
             return {}
-        reasons = {
-            node: f"{rule.kind} chose other models in {times} of {self.averagings} averagings"
-            for node, times in self.times_left_out.items()
-        }
+        chose, of = f"{rule.kind} chose other models in", f"of {self.averagings} averagings"
+        reasons = {node: f"{chose} {n} {of}" for node, n in self.times_left_out.items()}
         return {_ACCOUNT: dict(vars(self)), "left_out": reasons}
 
 

@@ -210,8 +210,7 @@ class NoSync(LocalLearners):
 class Serial(RoundLoop):
     """Learn from the batches that all nodes see in a round, one after the other.
 
-    No message is sent, since it is no protocol; how the data got to one place is not asked. It is
-    for simulations, which hand in the streams as `learn`.
+    No message is sent: it is for simulations, which hand in the streams as `learn`.
 
     Parameters
     ----------
@@ -224,10 +223,7 @@ class Serial(RoundLoop):
     Examples
     --------
     >>> from gems_flwr import Serial
-    >>> def learn(server_round, model, memory):
-    ...     trained = {name: array + 1 for name, array in model.items()}
-    ...     return trained, memory, {"loss-sum": 0.5, "batches": 1}
-    >>> strategy = Serial(learn=learn)
+    >>> strategy = Serial(learn=lambda server_round, model, memory: (model, memory, {}))
     """
 
     learn: TrainServer

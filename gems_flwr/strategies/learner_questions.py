@@ -182,14 +182,11 @@ class Learn(LearnerQuestion):
         if distance is not None and distance < 0:
             raise BadReplyError(f"metric '{SQUARED_DISTANCE}' is {distance}, expected at least 0")
         # What is summed over the nodes is divided by these.
-        batches, right = metrics.get(BATCHES, 1), metrics.get(CORRECT_SHARE_SUM, 0)
-        for name, value, fine in (
-            (BATCHES, batches, batches == 0 or 1 <= batches <= MAX_EXAMPLES),
-            (CORRECT_SHARE_SUM, right, 0 <= right <= MAX_EXAMPLES),
-        ):
-            if not fine:
+        for name, least in ((BATCHES, 1), (CORRECT_SHARE_SUM, 0)):
+            value = metrics.get(name, least)
+            if value and not least <= value <= MAX_EXAMPLES:
                 raise BadReplyError(
-                    f"metric '{name}' is {value}, expected 0, or 1 to {MAX_EXAMPLES:g}"
+                    f"metric '{name}' is {value}, expected 0, or {least} to {MAX_EXAMPLES:g}"
                 )
         return LearnerReply(reply.num_examples, metrics, distance, arrays)
 

@@ -31,12 +31,13 @@ from gems_flwr.core.round import Carrier, Round
 from gems_flwr.core.run import RoundOutcome, ServerState
 from gems_flwr.core.sums import Total, summand_record
 from gems_flwr.devices import check_device
-from gems_flwr.errors import CheckpointError, ModelError, OptionError, RefusedError, check_options
+from gems_flwr.errors import ModelError, OptionError, RefusedError, check_options
 from gems_flwr.secure import shared_noise, shares_needed
 from gems_flwr.secure.fixed_point import Layout, Section, Words, whole_section
 from gems_flwr.spaces import find_output_layer, flatten_linear
 from gems_flwr.spaces.cone import check_batch, private_steps, spent_epsilon
 from gems_flwr.spaces.cone.private_steps import LONGEST, NoisyMeans, PrivateState, Spread
+from gems_flwr.strategies.averaging import checkpoint_faults
 from gems_flwr.strategies.loop import RoundLoop
 from gems_flwr.typing import Arrays, Float
 
@@ -344,9 +345,7 @@ class PrivateGems(RoundLoop):
 def _read_state(memory: Arrays) -> PrivateState:
     """Return the state that a checkpoint keeps; a CheckpointError if it is not there."""
     names = [field.name for field in dataclasses.fields(PrivateState)]
-    try:
+    with checkpoint_faults("the private run"):
         parts: dict[str, Any] = {name: np.asarray(memory[_PREFIX + name]) for name in names}
-    except KeyError as error:
-        raise CheckpointError(f"the checkpoint has no {error} of a private run") from error
     numbers = {name: float(part) for name, part in parts.items() if not part.ndim}
     return PrivateState(**{**parts, **numbers})

@@ -48,7 +48,8 @@ def intersect_balls(balls: Sequence[BallSpace]) -> convex.Intersection:
     """
     began = time.perf_counter()
     convex.check_dimensions(balls)
-    problem = _Balls(balls)
+    radii = np.array([ball.radius.value for ball in balls])
+    problem = BallDual(np.stack([ball.center for ball in balls]).astype(np.float64), radii)
     average, x = problem.average, problem.uniform
     status: convex.Status = "feasible" if convex.in_all(balls, average) else "undecided"
     point = average
@@ -75,17 +76,16 @@ def intersect_balls(balls: Sequence[BallSpace]) -> convex.Intersection:
     return convex.verdict_of(balls, point, "balls: dual over the simplex", began, **known)  # type: ignore[arg-type]
 
 
-class _Balls:
-    """The dual of K balls: Gram matrix of the centres around their mean, and radii."""
+class BallDual:
+    """The dual of K balls: Gram matrix of the centres (K, d) around their mean, and radii (K,)."""
 
-    def __init__(self, balls: Sequence[BallSpace]) -> None:
-        centers = np.stack([ball.center for ball in balls]).astype(np.float64)
+    def __init__(self, centers: Float, radii: Float) -> None:
         self.average = centers.mean(axis=0)
         # Around the mean, so that a common offset of all models costs no digits.
         self.centers = centers - self.average
         self.gram = self.centers @ self.centers.T
-        self.radii = np.array([ball.radius.value for ball in balls])
-        self.uniform = np.full(len(balls), 1.0 / len(balls))
+        self.radii = radii
+        self.uniform = np.full(len(radii), 1.0 / len(radii))
         # What counts as zero, relative to the squared size of the problem.
         self.noise = 1e-10 * float(np.diag(self.gram).max() + (self.radii**2).max())
 
@@ -94,6 +94,7 @@ class _Balls:
         return np.asarray(np.diag(self.gram) - (self.radii + t) ** 2)
 
     def dual(self, x: Float, t: float = 0.0) -> float:
+        """The value for multipliers x, with all radii larger by t."""
         return float(x @ self.linear(t) - x @ self.gram @ x)
 
     def upper(self, x: Float, t: float = 0.0) -> float:
@@ -101,9 +102,12 @@ class _Balls:
         return float((self.linear(t) - 2 * self.gram @ x + x @ self.gram @ x).max())
 
     def point(self, x: Float) -> Float:
+        """Return the mean of the centres with these weights."""
         return np.asarray(self.average + x @ self.centers)
 
     def solve(self, t: float, start: Float | None, early: bool) -> Float:
+        """Return the best multipliers; `early`: the first that decide whether the balls meet."""
+
         def stop(x: Float) -> bool:
             return self.dual(x, t) > self.noise or self.upper(x, t) <= -self.noise
 

@@ -90,8 +90,7 @@ class LayerData:
     @property
     def center(self) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
         """The layer as one flat vector: weight row by row, then bias."""
-        parts = [self.weight.reshape(-1)] + ([] if self.bias is None else [self.bias])
-        return torch.cat(parts).detach().to("cpu", torch.float32).numpy()
+        return self.flat(self.center_matrix()[None])[0].to("cpu", torch.float32).numpy()
 
     def augmented(self, rows: slice) -> tuple[Tensor, Tensor]:
         """Return inputs with a column of ones (if there is a bias) and labels of some rows."""

@@ -354,7 +354,7 @@ def dot(a: Float, b: Float) -> float:
 
 def squared_length(a: Float) -> float:
     """Return the sum of squares."""
-    return float((a * a).sum())
+    return dot(a, a)
 
 
 # --- the curvature by moments ---------------------------------------------------------------------
