@@ -190,16 +190,6 @@ class NoSync(LocalLearners):
         """Messages only carry reports."""
         return self.report_every
 
-    def request(self, server_round: int, nodes: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
-        """Ask for reports alone."""
-        return {name: {} for name in nodes}
-
-    def synchronise(
-        self, server_round: int, learners: LearnerState, replies: Replies, ask: AskForModels
-    ) -> Synchronisation:
-        """Change nothing."""
-        return Synchronisation(learners.coordinator)
-
     def close(self, current: LearnerRound) -> None:
         """Collect the models, side by side."""
         if self.final_sync:

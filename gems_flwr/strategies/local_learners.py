@@ -20,7 +20,6 @@ import dataclasses
 import json
 import secrets
 from abc import abstractmethod
-from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -55,6 +54,7 @@ from gems_flwr.strategies.learner_questions import (
     SendModel,
     TakeModel,
 )
+from gems_flwr.strategies.members import join_models, split_models
 from gems_flwr.typing import Arrays
 
 _NOTES = "ledger"
@@ -214,8 +214,8 @@ class LearnerState:
             # The layout of a difference is empty.
             parts = {part: getattr(parcel.packed, part) for part in _PARTS}
             groups[f"parcel-{number}"] = {k: np.frombuffer(p, np.uint8) for k, p in parts.items()}
-        arrays = {f"{group}/{k}": each for group, of in groups.items() for k, each in of.items()}
-        return {_NOTES: np.frombuffer(json.dumps(notes).encode(), np.uint8), **arrays}
+        text = np.frombuffer(json.dumps(notes).encode(), np.uint8)
+        return {_NOTES: text, **join_models(groups)}
 
     @classmethod
     def from_memory(
@@ -226,12 +226,9 @@ class LearnerState:
         """
         if _NOTES not in memory:
             return None
-        groups: defaultdict[str, dict[str, NDArray]] = defaultdict(dict)
-        for key, array in memory.items():
-            group, _, name = key.partition("/")
-            groups[group][name] = array
-        reference = groups["reference"]
+        groups = split_models({key: array for key, array in memory.items() if key != _NOTES})
         with checkpoint_faults("the learners' state"):
+            reference = groups["reference"]
             models = {int(k[6:]): each for k, each in groups.items() if k.startswith("model-")}
             notes = json.loads(memory[_NOTES].tobytes())
             parcels = {}
@@ -243,7 +240,7 @@ class LearnerState:
                 coordinator=Coordinator(reference, notes.pop("violations")),
                 models=models | dict.fromkeys(notes.pop("references"), reference),
                 parcels=parcels,
-                left_over=groups["left"],
+                left_over=groups.get("left", {}),
                 **notes,
             )
         if form not in (None, state.compress):
@@ -370,15 +367,15 @@ class LocalLearners(AveragesModels):
     def period(self) -> int:
         """How many rounds apart messages are, at least 1."""
 
-    @abstractmethod
     def request(self, server_round: int, nodes: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
         """Return, for nodes that train, what else they are asked: options of `Learn`."""
+        return {name: {} for name in nodes}
 
-    @abstractmethod
     def synchronise(
         self, server_round: int, learners: LearnerState, replies: Replies, ask: AskForModels
     ) -> Synchronisation:
-        """Average what is to be averaged; `ask` gets further models."""
+        """Average what is to be averaged, here nothing; `ask` gets further models."""
+        return Synchronisation(learners.coordinator)
 
     def needs_names(self) -> bool:
         """The server keeps account of who has which model."""

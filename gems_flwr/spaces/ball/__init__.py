@@ -1,6 +1,6 @@
 """Balls and ellipsoids around a trained layer: the sets, their radii, and where they meet.
 
-A node calls `build_ball(LayerData(...), Quality(...))`; the server calls `intersect_balls(balls)`
+A node calls `build_ball(LayerData(...), epsilon)`; the server calls `intersect_balls(balls)`
 or, for any mixture of spaces, `gems_flwr.spaces.intersect`.
 """
 
