@@ -15,7 +15,5 @@ Arrays = Mapping[str, NDArray]
 Metrics = Mapping[str, float | list[int] | list[float]]
 # How many directions of a class's covariance a cone has; see `moments.cone_building`.
 Rank = int | Literal["auto", "full"]
-# What is asked of a neuron's output; see `gems_flwr.neurons`.
-NeuronMeasure = Literal["absolute", "relative"]
 # Inputs and their classes, as users hand them in; see `gems_flwr.samples` for what is made of it.
 ArrayPair = tuple[NDArray, NDArray]

@@ -1,20 +1,16 @@
 """The coordinator of dynamic averaging, without a network (Kamp et al. 2018, Algorithms 1 and 2).
 
-The nodes that took part in a round report their local condition, violators with their model. The
-coordinator holds a set of models, and while their mean lies outside the ball of squared radius Δ
-around the reference it asks for more. The mean goes back to exactly the nodes whose models it
-holds; if those are all, it becomes the new reference::
+The coordinator holds the models of violators, and while their mean lies outside the ball of squared
+radius Δ around the reference it asks for more. The mean goes back to exactly the nodes whose models
+it holds; if those are all, it becomes the new reference::
 
     balancing = Balancing.begin(rule, coordinator, reports, models_of_violators)
     while names := balancing.query(rng):
         balancing = balancing.receive(models_of(names))
     synchronisation = balancing.finish()
 
-Whatever the options, two things hold after `finish` (Definition 2): the mean of all models is what
-it was, and their divergence is at most Δ. With a robust mean only the second holds, for the honest
-nodes.
-
-Decided here, where the paper is silent:
+After `finish` the mean of all models is what it was, and their divergence is at most Δ
+(Definition 2). With a robust mean only the second holds, for the honest nodes.
 
 - The violation counter grows by several at a time, so it is compared with ≥; a node that did not
   take part is neither in the set nor in [m].
@@ -22,8 +18,7 @@ Decided here, where the paper is silent:
 - ``condition="total"`` is ours. The mean minimises the sum of squares, so the divergence is at most
   (1/m)Σ‖f − r‖² for any r: no model is sent before the mean of the squared distances exceeds Δ.
 - Under a robust rule no average is made of fewer models than outvote the liars, who may be the
-  first to claim a violation. Whoever gave a model gets the average, chosen or not, so that the
-  divergence stays bounded.
+  first to claim a violation.
 """
 
 from __future__ import annotations

@@ -12,23 +12,16 @@ rule                  models for f liars           what replaces the models
 ``bulyan``            4f + 3                       means of numbers near the median of Krum's choice
 ====================  ===========================  =================================================
 
-Median and trimmed mean (Yin et al. 2018) look at one number at a time, the geometric median
-(Weiszfeld's steps) at whole models. Krum (Blanchard et al. 2017) scores a model by the sum of its
-squared distances to its n − f − 2 nearest others; Bulyan (El Mhamdi et al. 2018) chooses n − 2f by
-Krum, then takes, number by number, the mean of the n − 4f values nearest to the median. On the same
-models in the same order results are those of Flower's FedMedian, FedTrimmedAvg, Krum, MultiKrum and
-Bulyan, bit for bit; integer arrays keep their dtype.
-
-Decided here:
+Yin et al. 2018, Weiszfeld's steps, Blanchard et al. 2017, El Mhamdi et al. 2018. On the same models
+in the same order results are those of Flower's FedMedian, FedTrimmedAvg, Krum, MultiKrum and
+Bulyan, bit for bit; integer arrays keep their dtype. Decided here:
 
 - Where there are too few models for a rule, the coordinate-wise median stands in, which bears every
   minority. With fewer than three models none can be outvoted, and the result says so.
 - Weights are the nodes' word, and no rule bears liars that outweigh the honest: only ``multi_krum``
   weighs, among the models that it has chosen, and there no node weighs more than twice the median.
-- Multi-Krum keeps n − f. There are as many honest models, so no model that is kept has a higher
-  score than the honest one with the highest. Distances are added up in double precision, where
-  Flower's single precision overflows at weights of 1e19, over *all* floating-point arrays: a liar
-  could hide in what is left out.
+- Distances are added up in double precision, where Flower's single precision overflows at weights
+  of 1e19, over *all* floating-point arrays: a liar could hide in what is left out.
 """
 
 from __future__ import annotations
@@ -165,9 +158,6 @@ def _liars(rule: RobustRule, count: int) -> int | None:
         return rule.liars if count >= rule.models_needed(rule.liars) else None
     most = (count - 3) // (4 if rule.kind == "bulyan" else 2)
     return most if most > 0 else None
-
-
-# --- the means ------------------------------------------------------------------------------
 
 
 def coordinate_median(models: Sequence[Arrays]) -> dict[str, NDArray]:

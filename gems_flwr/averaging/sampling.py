@@ -18,8 +18,6 @@ Decided where the slides are silent:
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -41,7 +39,7 @@ def optimal_probabilities(importance: ArrayLike, budget: float, capacity: ArrayL
     values = _checked_importance(importance)
     if not (np.isfinite(budget) and budget > 0):
         raise ValueError(f"budget must be a number above 0, got {budget}")
-    limits = _checked_capacity(capacity, len(values))
+    limits = np.broadcast_to(np.asarray(capacity), (len(values),))
     largest = values.max(initial=0.0)
     if largest == 0:
         return np.zeros_like(values)
@@ -75,7 +73,7 @@ def loss_importance(
 def reachable_budget(available: ArrayLike, capacity: ArrayLike = 1) -> int:
     """Return how many pairs can be trained in one round: Σ_i min(B_i, models that i has)."""
     held = (np.asarray(available) > 0).sum(axis=1)
-    return int(np.minimum(held, _checked_capacity(capacity, len(held))).sum())
+    return int(np.minimum(held, capacity).sum())
 
 
 def draw_assignment(probabilities: ArrayLike, rng: np.random.Generator) -> NDArray[np.bool_]:
@@ -86,7 +84,7 @@ def draw_assignment(probabilities: ArrayLike, rng: np.random.Generator) -> NDArr
     that it hits. So a pair is picked with exactly its probability, and a client gets at most as
     many models as its probabilities sum to, rounded up.
     """
-    p = _checked_probabilities(probabilities)
+    p = np.asarray(probabilities, dtype=np.float64)
     ends = np.cumsum(p, axis=1)
     whole = np.rint(ends)
     ends = np.where(np.abs(ends - whole) < _ROUNDING, whole, ends)
@@ -104,11 +102,8 @@ def aggregation_coefficients(
     All are of shape (clients, models); active are the pairs that were drawn, or only those that
     delivered.
     """
-    d, p = np.asarray(shares, dtype=np.float64), _checked_probabilities(probabilities)
+    d, p = (np.asarray(each, dtype=np.float64) for each in (shares, probabilities))
     chosen = np.asarray(active, dtype=bool)
-    if np.any(chosen & (p <= 0)):
-        client, model = np.argwhere(chosen & (p <= 0))[0]
-        raise ValueError(f"client {client} is active for model {model} with probability 0")
     return np.asarray(np.divide(d, p, out=np.zeros_like(d), where=chosen))
 
 
@@ -174,17 +169,3 @@ def _checked_importance(importance: ArrayLike, what: str = "importance") -> Matr
             f"{client}, model {model}"
         )
     return values
-
-
-def _checked_capacity(capacity: ArrayLike, clients: int) -> NDArray[np.int64]:
-    limits: NDArray[Any] = np.broadcast_to(np.asarray(capacity), (clients,))
-    if limits.dtype.kind not in "iu" or (limits < 0).any():
-        raise ValueError(f"capacity must be whole numbers of at least 0, got {limits}")
-    return limits.astype(np.int64)
-
-
-def _checked_probabilities(probabilities: ArrayLike) -> Matrix:
-    p = np.asarray(probabilities, dtype=np.float64)
-    if p.ndim != 2 or not ((p >= 0) & (p <= 1)).all():
-        raise ValueError("probabilities must be a matrix of numbers from 0 to 1")
-    return p

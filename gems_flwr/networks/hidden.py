@@ -11,9 +11,9 @@ that is not monotone (GELU, SiLU) or not known is an error, as `gems_flwr.neuron
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +26,6 @@ from gems_flwr.networks.inputs import Data, batches, watch
 from gems_flwr.networks.layers import resize_model, weight_layers
 from gems_flwr.typing import Arrays
 
-Function = Callable[[Tensor], Tensor]
 # Of all patches that are looked at together: those of all images would not fit.
 CHUNK_VALUES = 16 * 2**20
 
@@ -116,9 +115,6 @@ def _draw_rows(inputs: Tensor, most: int, seed: int) -> Tensor:
     return inputs[torch.randperm(len(inputs), generator=generator)[:most].sort().values]
 
 
-# --- patches ------------------------------------------------------------------------------------
-
-
 def check_convolution(module: nn.Conv2d) -> None:
     """Refuse a convolution whose filters do not all see the same plain patches."""
     plain = module.padding_mode == "zeros" and not isinstance(module.padding, str)
@@ -143,57 +139,33 @@ def image_chunks(module: nn.Conv2d, images: Tensor) -> Iterator[slice]:
         yield slice(start, start + step)
 
 
-# --- activations --------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class Activation:
     """A non-decreasing function g applied to each neuron's output."""
 
-    function: Function
+    function: Callable[[Tensor], Tensor]
     # A constant with |g(a) - g(b)| <= lipschitz * |a - b|.
-    lipschitz: float = 1.0
-    # Slope below 0 of an activation that is the identity above 0 and linear below it. Along a ray
-    # the squared deviation is then piecewise quadratic, and is solved, not searched.
-    below: float | None = None
+    lipschitz: float
 
     def slope(self, values: Tensor) -> Tensor:
         """Return g' at each value."""
-        if self.below is not None:
-            return torch.where(values > 0, 1.0, self.below).to(values)
         with torch.enable_grad():
             at = values.detach().requires_grad_()
             return torch.autograd.grad(self.function(at).sum(), at)[0]
 
 
-def _leaky(m: nn.LeakyReLU) -> Activation | None:
-    slope = float(m.negative_slope)
-    function = partial(F.leaky_relu, negative_slope=slope)
-    return Activation(function, max(1.0, slope), slope) if slope >= 0 else None
-
-
-def _elu(m: nn.ELU) -> Activation | None:
-    alpha = float(m.alpha)
-    return Activation(partial(F.elu, alpha=alpha), max(1.0, alpha)) if alpha >= 0 else None
-
-
-def _softplus(m: nn.Softplus) -> Activation | None:
+# Lipschitz constants by the exact type; None where a parameter makes the function fall.
+_KNOWN: dict[type[nn.Module], Callable[[Any], float | None]] = {
+    nn.ReLU: lambda _: 1.0,
+    nn.LeakyReLU: lambda m: max(1.0, m.negative_slope) if m.negative_slope >= 0 else None,
+    nn.Identity: lambda _: 1.0,
+    nn.Tanh: lambda _: 1.0,
+    nn.Sigmoid: lambda _: 0.25,
+    nn.ReLU6: lambda _: 1.0,
+    nn.Hardtanh: lambda _: 1.0,
+    nn.ELU: lambda m: max(1.0, m.alpha) if m.alpha >= 0 else None,
     # Where PyTorch goes over to the identity the function falls by exp(-threshold) / beta.
-    rises = m.beta > 0 and m.threshold >= 15
-    return Activation(partial(F.softplus, beta=m.beta, threshold=m.threshold)) if rises else None
-
-
-# By the exact type; None where a parameter makes the function fall.
-_KNOWN: dict[type[nn.Module], Callable[[Any], Activation | None]] = {
-    nn.ReLU: lambda _: Activation(torch.relu, below=0.0),
-    nn.LeakyReLU: _leaky,
-    nn.Identity: lambda _: Activation(lambda a: a, below=1.0),
-    nn.Tanh: lambda _: Activation(torch.tanh),
-    nn.Sigmoid: lambda _: Activation(torch.sigmoid, 0.25),
-    nn.ReLU6: lambda _: Activation(F.relu6),
-    nn.Hardtanh: lambda m: Activation(partial(F.hardtanh, min_val=m.min_val, max_val=m.max_val)),
-    nn.ELU: _elu,
-    nn.Softplus: _softplus,
+    nn.Softplus: lambda m: 1.0 if m.beta > 0 and m.threshold >= 15 else None,
 }
 # In PyTorch's file of activations, but of all neurons at once.
 _JOINT = (nn.Softmax, nn.Softmin, nn.LogSoftmax, nn.Softmax2d, nn.MultiheadAttention)
@@ -202,9 +174,11 @@ _JOINT = (nn.Softmax, nn.Softmin, nn.LogSoftmax, nn.Softmax2d, nn.MultiheadAtten
 def activation_of(module: nn.Module) -> Activation | None:
     """Return the activation that a module computes, or None if it is no activation."""
     kind = type(module)
-    found = _KNOWN[kind](module) if kind in _KNOWN else None
-    if found is not None:
-        return found
+    lipschitz = _KNOWN[kind](module) if kind in _KNOWN else None
+    if lipschitz is not None:
+        function = copy.copy(module)
+        function.inplace = False  # type: ignore[assignment]
+        return Activation(function, lipschitz)
     if kind not in _KNOWN and (kind.__module__ != nn.ReLU.__module__ or kind in _JOINT):
         return None
     raise ModelError(

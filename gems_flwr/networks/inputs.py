@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -158,9 +159,6 @@ def _described(returned: Any) -> str:
     return f"{type(returned).__name__}{shape}"
 
 
-# --- what layers see ----------------------------------------------------------------------------
-
-
 class Step(NamedTuple):
     """One call of a module: its name, first input and output."""
 
@@ -173,14 +171,11 @@ def watch(model: nn.Module, x: Tensor, names: Iterable[str]) -> list[Step]:
     """Return the calls of some modules in the order in which they ran."""
     seen: list[Step] = []
 
-    def hook(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def note(_: nn.Module, arguments: Any, out: Any) -> None:
-            seen.append(Step(name, arguments[0].detach(), out.detach()))
-
-        return note
+    def note(name: str, _: nn.Module, arguments: Any, out: Any) -> None:
+        seen.append(Step(name, arguments[0].detach(), out.detach()))
 
     modules = dict(model.named_modules())
-    handles = [modules[name].register_forward_hook(hook(name)) for name in names]
+    handles = [modules[name].register_forward_hook(partial(note, name)) for name in names]
     try:
         with torch.no_grad():
             model(on_device_of(model, x))
@@ -201,9 +196,8 @@ def linear_layer(
 ) -> tuple[Tensor, Tensor | None]:
     """Return weight and bias of a model's output layer in single precision, for exact sums."""
     where = exact_device(device)
-    weight = torch.from_numpy(np.array(arrays[output.weight])).float()
-    bias = torch.from_numpy(np.array(arrays[output.bias])).float() if output.bias else None
-    return weight.to(where), None if bias is None else bias.to(where)
+    weight, *bias = (torch.tensor(np.asarray(arrays[k])).float().to(where) for k in output.keys)
+    return weight, bias[0] if bias else None
 
 
 # What may stand between the linear output layer and what the model returns.

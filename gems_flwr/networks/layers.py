@@ -136,9 +136,6 @@ def replace_layer(arrays: Arrays, index: int, rows: NDArray, *, seed: int) -> di
     return {**arrays, **typed}
 
 
-# --- torch modules ------------------------------------------------------------------------------
-
-
 def resize_model(model: Model, arrays: Mapping[str, Any]) -> Model:
     """Give a model the widths of some arrays, and load them.
 

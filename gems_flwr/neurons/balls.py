@@ -7,21 +7,13 @@ over radii with p new models at every one. The balls here are the same for less 
 
 - The p directions serve all neurons, so the products of inputs and directions are done once.
 - Along ``w + R u`` a neuron's output before the activation is ``a_i + R s_i``. As g is monotone,
-  the deviation never falls again: a ray that is good enough at R is so at every smaller R. Each
-  neuron takes the R of its most promising ray, looks once at all rays, and then only at those that
-  fail, solving the worst of them, until none fails or ``max_radius`` is reached.
-- Identity above 0, linear below (ReLU, leaky ReLU): the squared deviation is quadratic in R
-  between the radii at which a sample passes 0. Those are sorted, running sums give all
-  coefficients, and the crossing is the root of one quadratic.
-- Other activations: bisection with interpolation, in float64, between a proof along the ray
+  the deviation never falls again. Each neuron takes the R of its most promising ray, looks once at
+  all rays, and then only at those that fail, solving the worst of them, until none fails.
+- How far along a ray is bisection with interpolation, in float64, between a proof along the ray
   (g is Lipschitz) and a radius that is known to fail.
 
-Decided here: Eq. 3 divides by n *outside* the root, and so do we, so the same epsilon allows more
-per sample the more samples there are. ``relative`` does away with this: the limit is epsilon times
-the neuron's own ``(1/n) ||z||``; a neuron that is silent on all data takes the mean of the others'.
 Every radius is the lower end of a bracket, good enough as evaluated, and rounded down to float32.
-The importance of a neuron is how much it adds to the layer above, in that layer's units; it decides
-which neurons merge first.
+The importance of a neuron is how much it adds to the layer above; it decides who merges first.
 """
 
 from __future__ import annotations
@@ -39,7 +31,6 @@ from gems_flwr.errors import ModelError, SpaceError
 from gems_flwr.networks import Activation
 from gems_flwr.spaces import check_array
 from gems_flwr.spaces.ball.layer_data import CHUNK_BYTES, unit_directions
-from gems_flwr.typing import NeuronMeasure
 
 MAX_RADIUS = 4000.0
 TOLERANCE = 1e-7
@@ -145,22 +136,12 @@ class NeuronData:
         """Outputs at the centre, shape (L, n)."""
         return self.activation.function(self.before)
 
-    def limits(self, epsilon: float, measure: NeuronMeasure = "absolute") -> Tensor:
-        """Return the deviation allowed to each neuron, shape (L,), in float64."""
-        own = self.outputs.double().norm(dim=1) / len(self.inputs)
-        if measure == "absolute":
-            return torch.full_like(own, epsilon)
-        alive = own > 0
-        fallback = own[alive].mean() if bool(alive.any()) else torch.ones_like(own[0])
-        return epsilon * torch.where(alive, own, fallback)
-
 
 def neuron_balls(
     data: NeuronData,
     epsilon: float,
     *,
     directions: int = 500,
-    measure: NeuronMeasure = "absolute",
     seed: int = 0,
     max_radius: float = MAX_RADIUS,
     outgoing_norms: Tensor | None = None,
@@ -172,13 +153,12 @@ def neuron_balls(
     importance.
     """
     chunk = max(1, CHUNK_BYTES // (data.centers.element_size() * len(data.inputs)))
-    limits = data.limits(epsilon, measure)
-    radii = torch.full_like(limits, max_radius)
+    importance = data.outputs.abs().double().mean(dim=1)
+    limits, radii = (torch.full_like(importance, each) for each in (epsilon, max_radius))
     # Seeds of torch are signed.
     dimension = data.centers.shape[1]
     for rays in unit_directions(dimension, directions, seed % 2**63, chunk, data.centers):
         radii = _lower_all(data, rays @ data.rows.T, limits, radii)
-    importance = data.outputs.abs().double().mean(dim=1)
     if outgoing_norms is not None:
         importance = importance * outgoing_norms.detach().double().to(importance)
     return NeuronBalls(
@@ -228,9 +208,6 @@ def _all_deviations(data: NeuronData, slopes: Tensor, neuron: int, radii: Tensor
     )
 
 
-# --- along rays ---------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class Rays:
     """A batch of b rays, each from one neuron."""
@@ -263,61 +240,20 @@ class Rays:
 def first_crossing(rays: Rays, limits: Tensor, high: Tensor) -> Tensor:
     """Return how far along each ray the deviation stays within its limit."""
     parts = []
-    # Sorting and running sums hold about ten float64 numbers per sample and ray.
-    step = max(1, CHUNK_BYTES // (80 * rays.before.shape[1]))
+    # Some float64 numbers per sample and ray at a time.
+    step = max(1, CHUNK_BYTES // (32 * rays.before.shape[1]))
     for start in range(0, len(rays.slopes), step):
         some = slice(start, start + step)
-        picked = rays.pick(some)
+        picked, most = rays.pick(some), high[some]
         wide = Rays(picked.before.double(), picked.slopes.double(), rays.activation)
-        parts.append(_crossing(wide, limits[some], high[some]))
-    return torch.cat(parts)
-
-
-def _crossing(rays: Rays, limits: Tensor, high: Tensor) -> Tensor:
-    found = high.clone()
-    if rays.activation.below is not None:
-        fails = torch.nonzero(rays.deviation(found) > limits)[:, 0]
-        # Of no ray at all xla has no root.
+        found = most.clone()
+        fails = torch.nonzero(wide.deviation(most) > limits[some])[:, 0]
         if len(fails):
-            root = _kinked_root(rays.pick(fails), limits[fails], rays.activation.below)
-            found[fails] = torch.minimum(root, high[fails])
-    fails = torch.nonzero(rays.deviation(found) > limits)[:, 0]
-    if len(fails):
-        some = rays.pick(fails)
-        low = torch.minimum(some.safe(limits[fails]), found[fails])
-        found[fails] = _bisect(some, limits[fails], low, found[fails])
-    return found
-
-
-def _kinked_root(rays: Rays, limits: Tensor, below: float) -> Tensor:
-    """Return where the squared deviation, piecewise quadratic in R, reaches its limit."""
-    before, slopes = rays.before.expand_as(rays.slopes), rays.slopes
-    above = before > 0
-    now = torch.where(above, 1.0, below).to(slopes)
-    later = 1 + below - now
-    # A sample changes its side of 0 once, if it moves towards it.
-    turns = torch.where(torch.where(above, slopes < 0, slopes > 0), -before / slopes, torch.inf)
-    turns, order = turns.sort(dim=1)
-    # Before its turn a sample deviates by `now s R`, afterwards by `later s R + offset`.
-    offset, after = (later - now) * before, later * slopes
-    start = ((now * slopes) ** 2).sum(dim=1)
-    quadratic, linear, constant = (
-        torch.cat([first[:, None], first[:, None] + change.gather(1, order).cumsum(dim=1)], dim=1)
-        for first, change in (
-            (start, after**2 - (now * slopes) ** 2),
-            (torch.zeros_like(start), after * offset),
-            (torch.zeros_like(start), offset**2),
-        )
-    )
-    room = (limits * before.shape[1]) ** 2
-    reached = quadratic[:, :-1] * turns**2 + 2 * linear[:, :-1] * turns + constant[:, :-1]
-    piece = (torch.isfinite(turns) & (reached <= room[:, None])).sum(dim=1, keepdim=True)
-    a, b, c = (x.gather(1, piece)[:, 0] for x in (quadratic, linear, constant))
-    root = ((b**2 + a * (room - c)).clamp_min(0)).sqrt()
-    # Of the two forms of the same root, the one that does not cancel.
-    radii = torch.where(b > 0, (room - c) / (b + root), (root - b) / a)
-    # Rounding alone must not put it beyond the crossing. Where a is 0 nothing moves any more.
-    return torch.where(torch.isfinite(radii) & (radii >= 0), radii * (1 - 1e-9), torch.inf)
+            failing, limit = wide.pick(fails), limits[some][fails]
+            low = torch.minimum(failing.safe(limit), most[fails])
+            found[fails] = _bisect(failing, limit, low, most[fails])
+        parts.append(found)
+    return torch.cat(parts)
 
 
 def _bisect(rays: Rays, limits: Tensor, low: Tensor, high: Tensor) -> Tensor:

@@ -3,22 +3,18 @@
 Guha & Smith 2019, Section 3.2, step 3: for every node k and neuron i there is a merged neuron in
 the ball of i. As in the paper k-means over all neurons finds candidates (the number of clusters is
 m_epsilon), and inside each cluster a point in the intersection of the balls stands for them.
-
 Decided here, against the released code: k-means is seeded, every cluster is looked at, and a
 group's point is verified in each member's ball. A cluster without a common point is split greedily:
 a group starts from the most important neuron left and takes the nearest one that leaves it a common
 point, until none does.
 
-- How a node numbers its neurons must not decide who merges. Equal centres are one neuron before
-  anything else happens, with the smallest radius and the sum of the importance. What is left is
-  sorted by falling importance, then by the bytes of the centre.
+- How a node numbers its neurons must not decide who merges. Equal centres are one neuron, with the
+  smallest radius and the sum of the importance; the rest is sorted by importance, then by bytes.
 - Two cheap proofs come before the dual of Eq. 2: the mean of the centres lies in all balls, or a
-  ball known to lie inside all balls so far meets the new one. If the dual finds no point that is in
-  every ball to 1e-9 of its radius, the neurons stay apart: that takes width, never validity.
-- A layer of one width: groups are taken apart again, the most important neurons first, where there
-  are too few, and neurons that do nothing fill what is left. Where there are too many, k-means
-  merges on, over the merged neurons weighted by importance; a neuron whose ball does not hold the
-  new one is listed as dropped.
+  ball known to lie inside all balls so far meets the new one.
+- A layer of one width: groups are taken apart again where there are too few, and neurons that do
+  nothing fill what is left. Where there are too many, k-means merges on, weighted by importance; a
+  neuron whose ball does not hold the new one is listed as dropped.
 """
 
 from __future__ import annotations
@@ -34,7 +30,7 @@ from numpy.typing import NDArray
 
 from gems_flwr.devices import exact_device
 from gems_flwr.neurons.balls import NeuronBalls
-from gems_flwr.spaces.ball.intersect import maximise_on_simplex
+from gems_flwr.spaces.ball.intersect import BallDual
 from gems_flwr.spaces.cone import k_means
 from gems_flwr.typing import Float
 
@@ -285,26 +281,12 @@ def _mean_if_common(centers: Float, radii: Float, counts: Float) -> Float | None
 
 def common_point(centers: Float, radii: Float) -> Float | None:
     """Return a point in all balls, or None if none is found."""
-    mean = centers.mean(axis=0)
     # With a radius of 0 the smallest ball's centre is all there is to try.
-    smallest = centers[int(np.argmin(radii))]
-    for point in (mean, smallest):
+    for point in (centers.mean(axis=0), centers[int(np.argmin(radii))]):
         if inside(point, centers, radii):
             return np.asarray(point)
-    shifted = centers - mean
-    gram = shifted @ shifted.T
-    linear = np.diag(gram) - radii**2
-    noise = 1e-12 * float(np.diag(gram).max() + (radii**2).max())
-
-    def decided(x: Float) -> bool:
-        pull = gram @ x
-        square = float(x @ pull)
-        empty = float(x @ linear) - square > noise
-        return empty or float((linear - 2 * pull).max()) + square <= -noise
-
-    # Weights of the centres whose mean is in all balls, or the dual's maximum.
-    multipliers = maximise_on_simplex(linear, gram, None, decided)[0]
-    point = np.asarray(mean + multipliers @ shifted)
+    dual = BallDual(centers, radii)
+    point = dual.point(dual.solve(0.0, None, early=True))
     return point if inside(point, centers, radii) else None
 
 

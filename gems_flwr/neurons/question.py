@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from gems_flwr.devices import exact_device
 from gems_flwr.errors import BadReplyError, ModelError, OptionError, SpaceError
 from gems_flwr.networks import outgoing_rows, read_neuron_inputs, weight_layers
 from gems_flwr.neurons.balls import NeuronBalls, NeuronData, neuron_balls
-from gems_flwr.typing import NeuronMeasure
 
 if TYPE_CHECKING:
     from gems_flwr.node import Node
@@ -39,12 +38,9 @@ class Neurons(Question[NeuronBalls]):
     ----------
     epsilon : float or sequence of float, default 0.02
         Deviation of a neuron's output that is allowed (epsilon_j of Eq. 3), above 0; one for all
-        hidden layers, or one for each.
+        hidden layers, or one for each. It allows more per sample the more samples there are.
     directions : int, default 500
         Random directions along which neurons are moved, at least 1.
-    measure : {"absolute", "relative"}
-        Whether `epsilon` is in units of the outputs, as Eq. 3 stands, which depends on the
-        number of samples; or a share of each neuron's own output.
     max_rows : int, default 20000
         Inputs of the layer (for a convolution: patches) used at most, drawn at random; at
         least 1.
@@ -63,7 +59,6 @@ class Neurons(Question[NeuronBalls]):
 
     epsilon: float | Sequence[float] = 0.02
     directions: int = 500
-    measure: NeuronMeasure = "absolute"
     max_rows: int = 20000
     layer: int = field(default=0, kw_only=True)
     # Neurons of the layer that was sent out, and numbers that make up one of them.
@@ -75,7 +70,6 @@ class Neurons(Question[NeuronBalls]):
         if isinstance(self.epsilon, list):
             object.__setattr__(self, "epsilon", tuple(self.epsilon))
         each = self.epsilon if isinstance(self.epsilon, Sequence) else (self.epsilon,)
-        measures = list(get_args(NeuronMeasure))
         self.check(
             {
                 "epsilon": (all(0 < e <= MAX_WEIGHT for e in each), f"in (0, {MAX_WEIGHT:g}]"),
@@ -83,7 +77,6 @@ class Neurons(Question[NeuronBalls]):
                     1 <= self.directions <= MAX_DIRECTIONS,
                     f"from 1 to {MAX_DIRECTIONS:,}",
                 ),
-                "measure": (self.measure in measures, f"one of {measures}"),
                 "max_rows": (self.max_rows >= 1, "at least 1"),
                 "layer": (isinstance(self.layer, int) and self.layer >= 0, "an integer from 0"),
             }
@@ -93,8 +86,6 @@ class Neurons(Question[NeuronBalls]):
         """Return the question about one hidden layer, and what shape its answer must have."""
         own = self.epsilon[layer] if isinstance(self.epsilon, Sequence) else self.epsilon
         return dataclasses.replace(self, epsilon=float(own), layer=layer, shape=shape)
-
-    # --- on the node --------------------------------------------------------------------------
 
     def discloses(self, node: Node) -> Disclosure:
         """Return that the answer is trained weights, and how far they may move."""
@@ -132,13 +123,10 @@ class Neurons(Question[NeuronBalls]):
             neurons,
             self.epsilon,
             directions=self.directions,
-            measure=self.measure,
             seed=seed,
             outgoing_norms=_tensor(outgoing_rows(arrays, layer, above), where).norm(dim=1),
         )
         return RecordDict({NEURONS: to_record({NEURONS: balls.to_array()})})
-
-    # --- on the server ------------------------------------------------------------------------
 
     def read(self, content: RecordDict) -> NeuronBalls:
         """Return the balls of as many neurons as were sent out."""

@@ -1,25 +1,18 @@
 """Which nodes' neurons are plausible beside those of the others, before they are merged.
 
-A merged layer has a neuron in every ball of every node, so what one node sends becomes part of the
-network of all. Always, `oversized_layers` refuses neurons so long that no node could train the
-layer above: longer than `MAX_NEURON_RATIO` times the longest that the server sent out, or that most
-nodes have, so that no minority can have the others refused.
-
+Always, `oversized_layers` refuses neurons so long that no node could train the layer above: longer
+than `MAX_NEURON_RATIO` times the longest that the server sent out, or that most nodes have.
 `screen_neurons` is stricter, for robust runs: a neuron of length 1,000 drowns the others in the
 inputs of the next layer, balls of no size merge with nothing, and a boasted importance takes the
-places of others' neurons. It needs no data, and holds while fewer than half of the nodes lie.
-Thresholds are those for spaces:
+places of others' neurons. It holds while fewer than half of the nodes lie:
 
-==================  =============================================================================
-the longest neuron  longer than `FAR` times the median of the nodes' longest: the node is left out
-the median length   below a `FAR`-th of the median of the nodes': the node is left out
-a radius            below a third of the median of the nodes' smallest radii: counts as that
-importance          whose sum is above `HEAVY` times the median: scaled down to that
-==================  =============================================================================
+- the longest neuron above `FAR` times the median of the nodes' longest, or the median length below
+  a `FAR`-th of the nodes': the node is left out;
+- a radius below a third of the median of the nodes' smallest counts as that;
+- importance whose sum is above `HEAVY` times the median is scaled down to that.
 
-Radii are cut where they reach beyond all plausible neurons, which keeps the arithmetic of merging
-within single precision. What cannot be checked: neurons of plausible length that are useless, since
-honest ones with other initial weights or classes are as unlike the rest.
+Radii are cut where they reach beyond all plausible neurons, which keeps merging within single
+precision. What cannot be checked: neurons of plausible length that are useless.
 """
 
 from __future__ import annotations
@@ -56,9 +49,7 @@ def _lengths(rows: NDArray) -> Float:
     return np.asarray(np.linalg.norm(rows.astype(np.float64), axis=1))
 
 
-def screen_neurons(
-    layers: Sequence[NeuronBalls],
-) -> tuple[list[NeuronBalls | None], list[str]]:
+def screen_neurons(layers: Sequence[NeuronBalls]) -> tuple[list[NeuronBalls | None], list[str]]:
     """Hold each node's balls against those of the others; see the module's docstring.
 
     Returns the balls as they may be merged, None for a node that is left out; and what was changed

@@ -1,15 +1,13 @@
 """From the spaces of all nodes to one layer: the server's side in one call.
 
 `intersect` answers whether spaces meet, and where: the first point in all of them on the way from
-the average (the papers'), the deepest one, or for cones the smallest expected loss under the
-moments. `aggregate_spaces` adds an epsilon that the server chooses, and what to do if they do not
-meet.
+the average (the papers'), or for cones the smallest expected loss under the moments.
+`aggregate_spaces` adds an epsilon that the server chooses.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -20,16 +18,15 @@ from gems_flwr.spaces.ball.ball import BallSpace, CenteredSpace
 from gems_flwr.spaces.ball.intersect import intersect_balls, intersect_convex
 from gems_flwr.spaces.cone.cone import ClassMomentCone
 from gems_flwr.spaces.cone.heads import HeadOptions, solve_head
-from gems_flwr.spaces.cone.solve import ConeOptions, missing_classes, solve_cones
-from gems_flwr.spaces.convex import Intersection, Select, Space, node_margins
+from gems_flwr.spaces.cone.solve import ConeOptions, missing_classes
+from gems_flwr.spaces.convex import Intersection, Space
 from gems_flwr.typing import Float
 
-OnEmpty = Literal["least", "relax", "fail", "subset"]
+OnEmpty = Literal["least", "fail"]
 
 
 def intersect(
     spaces: Sequence[Space],
-    select: Select | None = None,
     *,
     cone_options: ConeOptions | None = None,
     head: HeadOptions | None = None,
@@ -37,26 +34,17 @@ def intersect(
 ) -> Intersection:
     """Return a model in the spaces of all nodes, or a proof that there is none.
 
-    All spaces are cones or none is. `select` is ``objective`` for cones, else ``first`` (the
-    default) or ``margin``. For cones, `cone_options` is how the objective is minimised, `head` a
-    closed form in its place, `start` where it starts from.
+    All spaces are cones or none is. For cones, `cone_options` is how the objective is minimised,
+    `head` a closed form in its place, `start` where it starts from.
     """
     cones = [space for space in spaces if isinstance(space, ClassMomentCone)]
     others = [space for space in spaces if not isinstance(space, ClassMomentCone)]
     if cones and others:
         raise OptionError(f"spaces: expected only cones or none, got {len(cones)} of {len(spaces)}")
-    allowed = ("objective",) if cones else ("first", "margin")
-    rule: Select = select or allowed[0]  # type: ignore[assignment]
-    if rule not in allowed:
-        raise OptionError(f"select: expected {' or '.join(allowed)} for these spaces, got {rule!r}")
-    if cones and head is not None:
-        return solve_head(cones, head, cone_options, start)
     if cones:
-        return solve_cones(cones, cone_options, start=start)
+        return solve_head(cones, head or HeadOptions(), cone_options, start)
     balls = [space for space in others if isinstance(space, BallSpace)]
-    if len(balls) == len(spaces):
-        return intersect_balls(balls, rule)
-    return intersect_convex(others, rule)
+    return intersect_balls(balls) if len(balls) == len(spaces) else intersect_convex(others)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,14 +55,11 @@ class Aggregate:
     intersection: Intersection  # what intersecting found, before any fine-tuning
     epsilon: float | None = None  # the one that the server chose, where it did
     tuned_on: int = 0  # size of the public sample that was used
-    left_out: tuple[int, ...] = ()  # indices of the spaces that the rest could only meet without
-    proved: bool = True  # whether no fewer could have been left out
 
 
 def aggregate_spaces(
     spaces: Sequence[Space],
     *,
-    select: Select | None = None,
     auto_epsilon: bool = False,
     on_empty: OnEmpty = "least",
     **cone_options: Any,
@@ -83,49 +68,28 @@ def aggregate_spaces(
 
     Parameters
     ----------
-    spaces, select, cone_options
+    spaces, cone_options
         See `intersect`; spaces have curves if the server is to choose epsilon.
     auto_epsilon : bool
         Whether epsilon is the largest one at which all spaces meet (needs curves).
-    on_empty : {"least", "relax", "fail", "subset"}
-        If balls or ellipsoids do not meet: the least violating point, a smaller epsilon (needs
-        curves), an error, or a point of the largest subset that meets.
+    on_empty : {"least", "fail"}
+        If the spaces do not meet: the point that violates them least, or an error.
     """
-    are_cones = all(isinstance(space, ClassMomentCone) for space in spaces)
     epsilon = None
     if auto_epsilon:
-        found, epsilon = largest_epsilon(spaces, select)
+        found, epsilon = largest_epsilon(spaces)
     else:
-        found = intersect(spaces, select, **cone_options)
+        found = intersect(spaces, **cone_options)
     if not found.feasible and on_empty == "fail":
         proof = "is proved to be empty" if found.empty else "was not found"
         raise EmptyIntersectionError(
-            f"the intersection of {len(spaces)} spaces {proof}; lower epsilon, choose another "
-            "space, or another on_empty"
+            f"the intersection of {len(spaces)} spaces {proof}; lower epsilon, or choose another "
+            "space"
         )
-    if found.feasible or are_cones or on_empty == "least":
-        return Aggregate(found.point, found, epsilon)
-    if on_empty == "relax":
-        if epsilon is None:
-            found, epsilon = largest_epsilon(spaces, select)
-        return Aggregate(found.point, found, epsilon)
-    # The verdict stays that on all spaces; the point is one of the largest subset.
-    members, met, proved = largest_subset(spaces, select)
-    found = dataclasses.replace(
-        found,
-        point=met.point,
-        margins=node_margins(spaces, met.point),
-        is_average=False,
-        method=f"largest subset: {met.method}",
-        seconds=found.seconds + met.seconds,
-    )
-    left_out = tuple(index for index in range(len(spaces)) if index not in members)
-    return Aggregate(found.point, found, epsilon, left_out=left_out, proved=proved)
+    return Aggregate(found.point, found, epsilon)
 
 
-def largest_epsilon(
-    spaces: Sequence[Space], select: Select | None = None
-) -> tuple[Intersection, float]:
+def largest_epsilon(spaces: Sequence[Space]) -> tuple[Intersection, float]:
     """Return the largest epsilon at which all spaces meet, and where; ValueError without curves.
 
     Radii fall as epsilon grows, so the epsilons at which the spaces meet are an interval from
@@ -142,7 +106,7 @@ def largest_epsilon(
     top = int(min(space.largest_epsilon for space in curved) * steps + 1e-9)
 
     def meet(step: int) -> Intersection:
-        return intersect([space.at(step / steps) for space in curved], select)  # type: ignore[misc]
+        return intersect([space.at(step / steps) for space in curved])  # type: ignore[misc]
 
     low, high = 1, top + 1
     best = meet(low)
@@ -154,45 +118,6 @@ def largest_epsilon(
         else:
             high = middle
     return best, low / steps
-
-
-def largest_subset(
-    spaces: Sequence[Space], select: Select | None = None, budget: int = 1000
-) -> tuple[tuple[int, ...], Intersection, bool]:
-    """Return the largest subset of spaces that meets, where, and whether that is proved.
-
-    One far-away space makes the intersection of all empty, and the least violating point then lies
-    half-way to it. There are 2^K subsets, so: leave out the space that misses most others until the
-    rest meets; then look for a larger subset, largest first, in at most `budget` problems. Pairs
-    that are proved to be disjoint rule out every subset that holds them.
-    """
-
-    def meet(members: Sequence[int]) -> Intersection:
-        return intersect([spaces[index] for index in members], select)
-
-    everyone = range(len(spaces))
-    disjoint = {pair for pair in itertools.combinations(everyone, 2) if meet(pair).empty}
-    kept = list(everyone)
-    found = meet(kept)
-    while not found.feasible and len(kept) > 1:
-        # Of those that are disjoint from most others, the one that is violated most.
-        misses = [sum({index} < set(p) <= set(kept) for p in disjoint) for index in kept]
-        worst = min(range(len(kept)), key=lambda place: (-misses[place], found.margins[place]))
-        del kept[worst]
-        found = meet(kept)
-    proved = True
-    for size in range(len(spaces), len(kept), -1):
-        for members in itertools.combinations(everyone, size):
-            if budget <= 0:
-                return tuple(kept), found, False
-            if not disjoint.isdisjoint(itertools.combinations(members, 2)):
-                continue
-            budget -= 1
-            met = meet(members)
-            if met.feasible:
-                return members, met, proved
-            proved = proved and met.empty
-    return tuple(kept), found, proved
 
 
 def intersection_details(
@@ -209,8 +134,7 @@ def intersection_details(
     small = {n: sorted(set(c.labels[c.lacking].tolist())) for n, c in cones.items()}
     missing = list(missing_classes(list(cones.values()))) if cones else []
     left_out = {node: reason for node, reason in notes.items() if node not in spaces}
-    left_out |= {names[index]: "it does not meet the others" for index in found.left_out}
-    details = {
+    return {
         "space": kind,
         # In every space that was sent may not be enough: no node spoke for missing classes.
         "status": "incomplete" if missing and met.feasible else met.status,
@@ -230,4 +154,3 @@ def intersection_details(
         "left_out": left_out,
         "adjusted": {node: reason for node, reason in notes.items() if node in spaces},
     }
-    return details | ({"subset_proved": found.proved} if found.left_out else {})

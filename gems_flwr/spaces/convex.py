@@ -32,7 +32,6 @@ else:
     Space = Any
 
 Status = Literal["feasible", "empty", "undecided"]
-Select = Literal["first", "margin", "objective"]
 T = TypeVar("T")
 
 
@@ -91,7 +90,6 @@ class Intersection:
     upper_bound: float
     is_average: bool  # whether the point is just the mean of the nodes' centres
     method: str
-    iterations: int  # steps of the solver
     seconds: float
 
     @property
@@ -125,7 +123,6 @@ def verdict_of(
     point: Float,
     method: str,
     began: float,
-    iterations: int = 0,
     *,
     status: Status | None = None,
     bounds: tuple[float, float] = (-np.inf, np.inf),
@@ -141,7 +138,6 @@ def verdict_of(
         upper_bound=min(bounds[1], 0.0) if status == "feasible" else bounds[1],
         is_average=is_average,
         method=method,
-        iterations=iterations,
         seconds=time.perf_counter() - began,
     )
 

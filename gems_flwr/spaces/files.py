@@ -18,14 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from gems_flwr.bounds import MAX_FILE_NAME_BYTES
-from gems_flwr.core.disk import (
-    CHECKSUM,
-    checksum,
-    disk_faults,
-    make_folder,
-    replacing,
-    verify_checksum,
-)
+from gems_flwr.core import disk
 from gems_flwr.errors import SpaceError, shown
 from gems_flwr.spaces.ball.ball import BallSpace  # noqa: F401 - it registers itself
 from gems_flwr.spaces.cone.cone import ClassMomentCone  # noqa: F401 - likewise
@@ -72,8 +65,8 @@ def save_space(
     header = {"format": FORMAT, "version": str(VERSION), "meta": json.dumps(meta)}
     if node is not None:
         header["node"] = json.dumps(node)
-    header[CHECKSUM] = checksum(contiguous, header)
-    with replacing(Path(path), private=private) as temporary:
+    header[disk.CHECKSUM] = disk.checksum(contiguous, header)
+    with disk.replacing(Path(path), private=private) as temporary:
         save_file(contiguous, str(temporary), metadata=header)
     return Path(path).stat().st_size
 
@@ -99,7 +92,7 @@ def _read(path: str | Path) -> tuple[Space, str | None]:
             if not isinstance(meta, dict):
                 raise SpaceError("meta", "a JSON object", shown(meta))
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-            verify_checksum(header, arrays)
+            disk.verify_checksum(header, arrays)
             node = json.loads(header.get("node", "null"))
         return space_from_arrays(arrays, meta), node if isinstance(node, str) else None
     except SpaceError as error:
@@ -117,7 +110,7 @@ class SpaceFolder:
     def save(self, spaces: Mapping[str, Space]) -> None:
         """Write each node's space, replacing what the node had sent before."""
         # What single nodes sent is for the server alone.
-        make_folder(self.folder, private=True)
+        disk.make_folder(self.folder, private=True)
         for node, space in spaces.items():
             path = self._path(node)
             named = unquote(path.name.removesuffix(SUFFIX)) == node
@@ -127,7 +120,7 @@ class SpaceFolder:
         """Forget all spaces but those of some nodes."""
         stay = {self._path(node) for node in but}
         for path in set(self.folder.glob(f"*{SUFFIX}")) - stay:
-            with disk_faults(f"remove {path}"):
+            with disk.disk_faults(f"remove {path}"):
                 path.unlink(missing_ok=True)
 
     def load(self) -> dict[str, Space]:

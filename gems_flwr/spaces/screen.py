@@ -1,8 +1,7 @@
 """What a space, a gradient and losses may be, seen from the others: plausibility.
 
-A hostile node can claim a far-away model, a radius of nothing, a billion samples, or moments of
-another scale. What is checked here needs only the spaces of the other nodes, and holds while fewer
-than half of the nodes lie:
+What is checked here needs only the spaces of the other nodes, and holds while fewer than half of
+the nodes lie:
 
 - a centre farther from the geometric median of all than `FAR` times the median distance, or inputs
   of a cone whose scale is off the median by that factor: the node is left out;
@@ -10,19 +9,13 @@ than half of the nodes lie:
   intersection to its own model; samples above `HEAVY` times the median are scaled down to that;
 - a class that two thirds of the nodes hold, with a mean off the (coordinate-wise) median of the
   nodes' by more than `OFF` deviations and more than sampling explains, or with another spread: that
-  class of that node is left out.
-
-What cannot be checked: a class that few nodes hold, for liars may be the majority among them.
-`Screened.unchecked` lists these; their harm to *other* classes is bounded by samples and scale.
+  class of that node is left out. `Screened.unchecked` lists the others.
 
 **Gradients and losses.** For softmax losses ``l_i`` with residuals ``r_i = p - e_y``:
-``|r_i|^2 <= 2 (1 - p_y)^2 <= 2 l_i``, since ``(1 - p)^2 <= 1 - p <= -log p``. By Cauchy and Schwarz
-a node's gradient, the sum of ``a_i r_i x_i^T`` over its samples, has::
-
-    |gradient| <= sqrt(2 * sum_i a_i l_i * sum_i a_i |x_i|^2)
-
-whose second sum is in its moments; and a layer that is moved by D changes the loss of a sample by
-at most ``sqrt(2) |D x_i|``. Both hold for every honest node, whatever its data.
+``|r_i|^2 <= 2 (1 - p_y)^2 <= 2 l_i``, so by Cauchy and Schwarz a node's gradient, the sum of
+``a_i r_i x_i^T``, is no longer than ``sqrt(2 * sum_i a_i l_i * sum_i a_i |x_i|^2)``, whose second
+sum is in its moments; and a layer that is moved by D changes the loss of a sample by at most
+``sqrt(2) |D x_i|``. Both hold for every honest node, whatever its data.
 """
 
 from __future__ import annotations
@@ -75,9 +68,6 @@ def screen_spaces(spaces: Sequence[BallSpace | EllipsoidSpace | ClassMomentCone]
     return _screen_centres([s for s in spaces if isinstance(s, BallSpace | EllipsoidSpace)])
 
 
-# --- balls and ellipsoids -------------------------------------------------------------------------
-
-
 def _screen_centres(spaces: Sequence[BallSpace | EllipsoidSpace]) -> Screened:
     centres = [{"centre": space.center.astype(np.float64)} for space in spaces]
     middle = geometric_median(centres)["centre"]
@@ -106,9 +96,6 @@ def _widened(space: BallSpace | EllipsoidSpace, radius: Radius) -> BallSpace | E
     # What the radius of an ellipsoid is compared by is the longest axis, whatever it claims.
     axes = space.radii.astype(np.float64)
     return EllipsoidSpace(space.center, np.maximum(axes, radius.value / axes.max() * axes), radius)
-
-
-# --- cones ----------------------------------------------------------------------------------------
 
 
 def _screen_cones(cones: Sequence[ClassMomentCone]) -> Screened:
@@ -204,9 +191,6 @@ def _class_summaries(cone: ClassMomentCone) -> dict[int, tuple[float, Float, flo
     return summaries
 
 
-# --- gradients and losses -------------------------------------------------------------------------
-
-
 def screen_gradients(
     sums: Mapping[str, Any],
     cones: Mapping[str, ClassMomentCone],
@@ -255,15 +239,11 @@ def screen_losses(
 def input_length(moments: PooledMoments, scale: Float) -> float:
     """Return the root mean square length of scaled inputs with a one appended."""
     squares = np.zeros(len(moments.shares))
-    first = len(moments.matrices)
     for entry, matrix in enumerate(moments.matrices):
         within = np.diag(matrix) + moments.means[entry] ** 2
         squares[entry] = (within / scale**2).sum()
     for block in moments.low.blocks():
-        rows = slice(first + block.components.start, first + block.components.stop)
-        owner = np.repeat(np.arange(len(block.means)), block.present.sum(axis=1))
+        rows = block.components
         squares[rows] = ((block.means**2 + block.variances) / scale**2).sum(axis=1)
-        squares[rows] += np.bincount(
-            owner, ((block.factors / scale) ** 2).sum(axis=1), minlength=len(block.means)
-        )
+        squares[rows] += ((block.factors / scale) ** 2).sum(axis=(1, 2))
     return float(np.sqrt(moments.shares @ squares + 1))

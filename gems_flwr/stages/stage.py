@@ -125,7 +125,7 @@ _MEANING = {
     "moments": "class moments: write space=Cone() or space=Means()",
     "comparable": (
         "spaces that can be held against each other: class moments, or balls and ellipsoids of "
-        "an epsilon that is not left to the server (epsilon='auto', on_empty='relax')"
+        "an epsilon that is not left to the server (epsilon='auto')"
     ),
     "exact": "moments without noise, as gradients are: leave out dp_epsilon",
     "cone head": "head='cone', whose objective public samples join",

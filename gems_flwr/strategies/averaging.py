@@ -25,17 +25,9 @@ from gems_flwr.averaging import Combined, RobustKind, RobustRule, combine, mean_
 from gems_flwr.bounds import MAX_EXAMPLES
 from gems_flwr.carriers import PackedModels
 from gems_flwr.compression import Form, check_form
+from gems_flwr.core import records as wire
 from gems_flwr.core.log import log_event, log_warning
 from gems_flwr.core.question import Disclosure, SumQuestion
-from gems_flwr.core.records import (
-    EVALUATE,
-    NUM_EXAMPLES,
-    TRAIN,
-    MetricsReply,
-    ModelReply,
-    unpack_metrics_reply,
-    unpack_model_reply,
-)
 from gems_flwr.core.round import Carrier, Round
 from gems_flwr.core.run import RoundOutcome, ServerState
 from gems_flwr.core.sums import Total
@@ -162,22 +154,14 @@ class Outvoted:
         """Return what a result says of it; nothing where models are simply averaged."""
         if not rule.is_on:
             return {}
-        reasons = {
-            node: f"{rule.kind} chose other models in {times} of {self.averagings} averagings"
-            for node, times in self.times_left_out.items()
-        }
+        chose, of = f"{rule.kind} chose other models in", f"of {self.averagings} averagings"
+        reasons = {node: f"{chose} {n} {of}" for node, n in self.times_left_out.items()}
         return {_ACCOUNT: dict(vars(self)), "left_out": reasons}
 
 
 @dataclass(kw_only=True, eq=False)
 class AveragesReplies(AveragesModels):
-    """Base of the strategies that average the models of a round's replies.
-
-    Parameters
-    ----------
-    **averaging
-        See `AveragesModels`.
-    """
+    """Base of the strategies that average the models of a round's replies."""
 
     # Whether a node counts by its number of examples, or all count the same.
     weighted: ClassVar[bool] = True
@@ -192,7 +176,7 @@ class AveragesReplies(AveragesModels):
             self._outvoted = Outvoted.from_details(state.details)
             outcome = super().play_round(round, state)
             return dataclasses.replace(outcome, details=self._outvoted.to_details(self.rule))
-        nodes = self._chosen(round, round.grid, self.fraction_train, TRAIN)
+        nodes = self._chosen(round, round.grid, self.fraction_train, wire.TRAIN)
         if not nodes:
             return RoundOutcome(arrays=state.arrays)
         question = ModelSum(
@@ -223,7 +207,7 @@ class AveragesReplies(AveragesModels):
         """Return what becomes of a mean; by default it stays as it is."""
         return mean
 
-    def aggregate(self, replies: Mapping[str, ModelReply]) -> Arrays:
+    def aggregate(self, replies: Mapping[str, wire.ModelReply]) -> Arrays:
         """Return the (weighted) mean of the nodes' models, or what the rule makes of them."""
         weights = [reply.num_examples if self.weighted else 1.0 for reply in replies.values()]
         mean = combine(self.rule, [reply.arrays for reply in replies.values()], weights)
@@ -245,7 +229,7 @@ class ModelSum(SumQuestion):
     most_examples: float = 2.0**24
     # Whether nodes count by their examples, or all the same; and the metric that has the number.
     weighted: bool = True
-    weight_key: str = NUM_EXAMPLES
+    weight_key: str = wire.NUM_EXAMPLES
 
     def __post_init__(self) -> None:
         allowed = 0 < self.most_examples <= MAX_EXAMPLES
@@ -259,11 +243,11 @@ class ModelSum(SumQuestion):
         """Let the handler train; return the model's step, its weight and its metrics."""
         sent, content = node.model, node.call_handler()
         with unusable_answers():
-            reply = unpack_model_reply(content, sent, self.weight_key)
+            reply = wire.unpack_model_reply(content, sent, self.weight_key)
         return self.weighted_step(node, reply, reply.arrays, sent)
 
     def weighted_step(
-        self, node: Node, reply: ModelReply | MetricsReply, trained: Arrays, sent: Arrays
+        self, node: Node, reply: wire.ModelReply | wire.MetricsReply, trained: Arrays, sent: Arrays
     ) -> dict[str, Float]:
         """Return the sections of a summand; the names of the metrics go beside it."""
         weight = min(1.0, reply.num_examples / self.most_examples) if self.weighted else 1.0
@@ -305,7 +289,7 @@ class MetricsSum(ModelSum):
     """What is the weighted sum of the metrics of the nodes' evaluate handlers?"""
 
     kind: ClassVar[str] = "metrics-sum"
-    message_type: ClassVar[str] = EVALUATE
+    message_type: ClassVar[str] = wire.EVALUATE
 
     def discloses(self, node: Node) -> Disclosure:
         """How good a model is on the node's data."""
@@ -315,7 +299,7 @@ class MetricsSum(ModelSum):
         """Let the handler evaluate; return its metrics, weighted."""
         content = node.call_handler()
         with unusable_answers():
-            reply = unpack_metrics_reply(content, self.weight_key)
+            reply = wire.unpack_metrics_reply(content, self.weight_key)
         return self.weighted_step(node, reply, {}, {})
 
 
@@ -363,7 +347,7 @@ def mean_metrics_of(total: Total) -> dict[str, float]:
 
 
 def mean_reports(
-    reports: Iterable[MetricsReply], without: Collection[str] = ()
+    reports: Iterable[wire.MetricsReply], without: Collection[str] = ()
 ) -> dict[str, float | list[float]]:
     """Return the mean of what handlers reported, weighted by their examples as in Flower."""
     given = [report for report in reports if report.num_examples > 0]

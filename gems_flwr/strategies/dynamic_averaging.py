@@ -109,8 +109,6 @@ class DynamicAveraging(LocalLearners):
         return balancing.finish()
 
 
-# --- what it is measured against (Section 5) ---------------------------------------------------
-
 # Gets the round, the model and what was kept; returns model, what to keep, and metrics.
 TrainServer = Callable[[int, Arrays, Arrays], tuple[Arrays, Arrays, Mapping[str, float]]]
 
@@ -192,16 +190,6 @@ class NoSync(LocalLearners):
         """Messages only carry reports."""
         return self.report_every
 
-    def request(self, server_round: int, nodes: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
-        """Ask for reports alone."""
-        return {name: {} for name in nodes}
-
-    def synchronise(
-        self, server_round: int, learners: LearnerState, replies: Replies, ask: AskForModels
-    ) -> Synchronisation:
-        """Change nothing."""
-        return Synchronisation(learners.coordinator)
-
     def close(self, current: LearnerRound) -> None:
         """Collect the models, side by side."""
         if self.final_sync:
@@ -212,8 +200,7 @@ class NoSync(LocalLearners):
 class Serial(RoundLoop):
     """Learn from the batches that all nodes see in a round, one after the other.
 
-    No message is sent, since it is no protocol; how the data got to one place is not asked. It is
-    for simulations, which hand in the streams as `learn`.
+    No message is sent: it is for simulations, which hand in the streams as `learn`.
 
     Parameters
     ----------
@@ -226,10 +213,7 @@ class Serial(RoundLoop):
     Examples
     --------
     >>> from gems_flwr import Serial
-    >>> def learn(server_round, model, memory):
-    ...     trained = {name: array + 1 for name, array in model.items()}
-    ...     return trained, memory, {"loss-sum": 0.5, "batches": 1}
-    >>> strategy = Serial(learn=learn)
+    >>> strategy = Serial(learn=lambda server_round, model, memory: (model, memory, {}))
     """
 
     learn: TrainServer

@@ -169,9 +169,7 @@ class Gems(RoundLoop):
         # A point of all spaces, or a proof that there is none.
         play.found = aggregate_spaces(
             list(play.spaces.values()),
-            select=getattr(self.question, "select", None),
             auto_epsilon=getattr(self.question, "epsilon", None) == "auto",
-            on_empty=getattr(self.question, "on_empty", "least"),
             cone_options=self._head.cone_options(self.device),
             head=None if self._head.name == "cone" else self._head.head_options(self.device),
         )

@@ -165,8 +165,6 @@ class LayerwiseGems(RoundLoop):
             given, **shared, head=head, robust=self.robust or given.robust, device=self.device
         )
 
-    # --- a hidden layer -----------------------------------------------------------------------
-
     def _merge_layer(self, round: Round, state: ServerState) -> RoundOutcome:
         index = round.number - 1
         layer = weight_layers(state.arrays)[index]

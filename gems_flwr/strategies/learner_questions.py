@@ -1,23 +1,13 @@
 """What a server asks of nodes that keep their own models, both sides (Kamp et al. 2018).
 
-===========  =====================================================================================
-`Learn`      train the model that you keep, report losses and ‖f − r‖², and send the model always,
-             never, or only if ‖f − r‖² > Δ: the local condition
-`SendModel`  send the model as it is
-`TakeModel`  go on from this model; nothing comes back
-===========  =====================================================================================
-
 The user's own train handler is called with the node's model in place of one from the server; model
 and reference are kept in the node's state (``context.state``).
-
-Decided here:
 
 - A fault leaves the state as it was. A message of an earlier round than the node has seen is
   refused; one of the same round is answered again without training.
 - Every model that the server hands out has a number, and a question names the numbers of the model
   and of the reference that the node must have, which come along where it lacks them. So repeated
   messages are harmless, and a node that has lost its state answers that it needs the model.
-- Integer arrays (counters of batches) stay the node's own when it is given another model.
 - With ``compress`` models travel as differences to the reference. What rounding takes from a model
   that a node sends, it adds to the next one once it is given another model, since then this one was
   averaged. So a node that is asked again in a round answers with the same bytes.
@@ -36,7 +26,9 @@ from gems_flwr.averaging import squared_distance
 from gems_flwr.bounds import MAX_EXAMPLES
 from gems_flwr.carriers import open_packed, pack_bytes, packed_models, unpack_bytes
 from gems_flwr.compression import FORMS, Form, PackedModel, decode, decode_whole, encode
+from gems_flwr.core import records as wire
 from gems_flwr.core.question import NOTHING, ON_SERVER, Disclosure, Question
+<<<<<<< HEAD
 from gems_flwr.core.records import (
     ARRAYS,
     CONFIG,
@@ -53,6 +45,8 @@ from gems_flwr.core.records import (
     unpack_metrics_reply,
     unpack_model_reply,
 )
+=======
+>>>>>>> shrink-strategies
 from gems_flwr.errors import BadReplyError, OutdatedMessageError
 from gems_flwr.typing import Arrays
 
@@ -63,7 +57,7 @@ if TYPE_CHECKING:
 # update, summed over batches; added up over nodes and rounds, and not averaged.
 LOSS_SUM, CORRECT_SHARE_SUM, BATCHES = "loss-sum", "correct-share-sum", "batches"
 # What is added up over the steps of one message; of other metrics the last counts.
-_SUMS = (NUM_EXAMPLES, LOSS_SUM, CORRECT_SHARE_SUM, BATCHES)
+_SUMS = (wire.NUM_EXAMPLES, LOSS_SUM, CORRECT_SHARE_SUM, BATCHES)
 REFERENCE, SQUARED_DISTANCE = "reference", "squared-distance"
 _LEARNER, _NEEDS_MODEL = "learner", "needs-model"
 
@@ -71,7 +65,7 @@ Send = Literal["never", "violated", "always"]
 
 
 @dataclass(frozen=True)
-class LearnerReply(MetricsReply):
+class LearnerReply(wire.MetricsReply):
     """A validated reply of a learner; ‖f − r‖² and the model are there if they were asked for."""
 
     num_examples: float = 0.0
@@ -110,7 +104,7 @@ class LearnerQuestion(Question[LearnerReply | None]):
 
     def answer(self, node: Node) -> RecordDict:
         """Bring the learner up to date and let it reply; a fault leaves its state as it was."""
-        with _all_or_nothing(node.state):
+        with all_or_nothing(node.state):
             learner = Learner.updated(node, self)
             if learner is None:
                 return RecordDict({_LEARNER: ConfigRecord({_NEEDS_MODEL: True})})
@@ -136,13 +130,13 @@ class LearnerQuestion(Question[LearnerReply | None]):
     def read_model(self, content: RecordDict, *, needed: bool) -> Arrays | None:
         """Return the model in a reply, if there is one."""
         if self.compress != "float32" and (packed := packed_models(content)):
-            if len(packed) > 1 or records_of(content, ArrayRecord):
+            if len(packed) > 1 or wire.records_of(content, ArrayRecord):
                 raise BadReplyError("expected one packed model and no arrays beside it")
             [(key, model)] = packed.items()
-            put_instead(content, key, open_packed(model, self.expected, self.compress))
-        if records_of(content, ArrayRecord):
-            whole = RecordDict({ARRAYS: only_model(content), METRICS: _ONE_EXAMPLE})
-            return unpack_model_reply(whole, self.expected).arrays
+            wire.put_instead(content, key, open_packed(model, self.expected, self.compress))
+        if wire.records_of(content, ArrayRecord):
+            whole = RecordDict({wire.ARRAYS: wire.only_model(content), wire.METRICS: _ONE_EXAMPLE})
+            return wire.unpack_model_reply(whole, self.expected).arrays
         if needed:
             raise BadReplyError("the model was asked for, but none came")
         return None
@@ -184,9 +178,15 @@ class Learn(LearnerQuestion):
         if self.is_measured:
             distance = numbers[SQUARED_DISTANCE] = learner.squared_distance
             due = due or (self.send == "violated" and not distance <= self.delta)
+<<<<<<< HEAD
         content = RecordDict({METRICS: MetricRecord(numbers)})
+=======
+        content = wire.make_record(
+            RecordDict, {wire.METRICS: wire.make_record(MetricRecord, numbers)}
+        )
+>>>>>>> shrink-strategies
         if due:
-            content[ARRAYS] = learner.send(self.compress)
+            content[wire.ARRAYS] = learner.send(self.compress)
         return content
 
     @property
@@ -197,22 +197,19 @@ class Learn(LearnerQuestion):
     def read_reply(self, content: RecordDict) -> LearnerReply:
         """Read metrics, distance and model."""
         arrays = self.read_model(content, needed=self.send == "always")
-        reply = unpack_metrics_reply(content)
-        metrics = single_numbers(reply.metrics)
+        reply = wire.unpack_metrics_reply(content)
+        metrics = wire.single_numbers(reply.metrics)
         distance = metrics.pop(SQUARED_DISTANCE, None)
         if self.is_measured and distance is None:
             raise BadReplyError(f"metric '{SQUARED_DISTANCE}' is missing or not a single number")
         if distance is not None and distance < 0:
             raise BadReplyError(f"metric '{SQUARED_DISTANCE}' is {distance}, expected at least 0")
         # What is summed over the nodes is divided by these.
-        batches, right = metrics.get(BATCHES, 1), metrics.get(CORRECT_SHARE_SUM, 0)
-        for name, value, fine in (
-            (BATCHES, batches, batches == 0 or 1 <= batches <= MAX_EXAMPLES),
-            (CORRECT_SHARE_SUM, right, 0 <= right <= MAX_EXAMPLES),
-        ):
-            if not fine:
+        for name, least in ((BATCHES, 1), (CORRECT_SHARE_SUM, 0)):
+            value = metrics.get(name, least)
+            if value and not least <= value <= MAX_EXAMPLES:
                 raise BadReplyError(
-                    f"metric '{name}' is {value}, expected 0, or 1 to {MAX_EXAMPLES:g}"
+                    f"metric '{name}' is {value}, expected 0, or {least} to {MAX_EXAMPLES:g}"
                 )
         return LearnerReply(reply.num_examples, metrics, distance, arrays)
 
@@ -229,7 +226,11 @@ class SendModel(LearnerQuestion):
 
     def reply(self, node: Node, learner: Learner) -> RecordDict:
         """Send the model as it is."""
+<<<<<<< HEAD
         return RecordDict({ARRAYS: learner.send(self.compress)})
+=======
+        return wire.make_record(RecordDict, {wire.ARRAYS: learner.send(self.compress)})
+>>>>>>> shrink-strategies
 
     def read_reply(self, content: RecordDict) -> LearnerReply:
         """Read the model."""
@@ -249,7 +250,7 @@ class TakeModel(LearnerQuestion):
 
 # --- on the node --------------------------------------------------------------------------------
 
-_ONE_EXAMPLE = MetricRecord({NUM_EXAMPLES: 1})
+_ONE_EXAMPLE = MetricRecord({wire.NUM_EXAMPLES: 1})
 _STATE = {name: f"learner-{name}" for name in ("model", "reference", "left_over", "left_next")}
 _STATE_NOTES, _STATE_METRICS = "learner-notes", "learner-metrics"
 _NOTES = ("run", "model_version", "reference_version", "round")
@@ -298,7 +299,7 @@ class Learner:
     def updated(cls, node: Node, asked: LearnerQuestion) -> Learner | None:
         """Return the learner with what the server sent; None if it still lacks what it needs."""
         learner = cls.kept(node, asked.run)
-        came = [_take(node.message.content, key) for key in (ARRAYS, REFERENCE)]
+        came = [_take(node.message.content, key) for key in (wire.ARRAYS, REFERENCE)]
         model, reference = (_opened(sent, learner, asked) for sent in came)
         if asked.adopt:
             reference = model
@@ -323,34 +324,29 @@ class Learner:
         if not steps or node.round <= self.round:
             return
         content, model, metrics = node.message.content, self.model, dict[str, int | float]()
-        config = cast(ConfigRecord, content[CONFIG])
+        config = cast(ConfigRecord, content[wire.CONFIG])
         for step in range(steps):
             # What an ordinary train handler expects: a model and a round.
-            config[SERVER_ROUND] = node.round - steps + 1 + step
-            content[ARRAYS] = model
+            config[wire.SERVER_ROUND] = node.round - steps + 1 + step
+            content[wire.ARRAYS] = model
             reply = node.call_handler()
-            model = only_model(reply)
-            new = {
-                key: value
-                for record in records_of(reply, MetricRecord).values()
-                for key, value in record.items()
-                if not isinstance(value, list)
-            }
+            model = wire.only_model(reply)
+            new = reported_numbers(reply)
             metrics = {**new, **{k: metrics.get(k, 0) + new[k] for k in _SUMS if k in new}}
         self.model, self.round, self.metrics = model, node.round, metrics
 
     @property
     def squared_distance(self) -> float:
         """Return ‖f − r‖²."""
-        return squared_distance(to_numpy(self.model), to_numpy(self.reference))
+        return squared_distance(wire.to_numpy(self.model), wire.to_numpy(self.reference))
 
     def send(self, form: Form) -> ArrayRecord | ConfigRecord:
         """Return the model as it travels; remember what rounding takes."""
         if form == "float32":
             return self.model
-        left_over = None if self.left_over is None else to_numpy(self.left_over)
-        encoded = encode(to_numpy(self.model), to_numpy(self.reference), form, left_over)
-        self.left_next = to_record(encoded.left_over)
+        left_over = None if self.left_over is None else wire.to_numpy(self.left_over)
+        encoded = encode(wire.to_numpy(self.model), wire.to_numpy(self.reference), form, left_over)
+        self.left_next = wire.to_record(encoded.left_over)
         return pack_bytes(encoded.packed)
 
     def keep(self, node: Node) -> None:
@@ -364,7 +360,7 @@ class Learner:
 
 
 @contextlib.contextmanager
-def _all_or_nothing(state: RecordDict) -> Iterator[None]:
+def all_or_nothing(state: RecordDict) -> Iterator[None]:
     """Undo all changes of a state if there is an error, those by the handler included."""
     before = dict(state)
     try:
@@ -373,6 +369,12 @@ def _all_or_nothing(state: RecordDict) -> Iterator[None]:
         state.clear()
         state.update(before)
         raise
+
+
+def reported_numbers(content: RecordDict) -> dict[str, int | float]:
+    """Return what a handler reported, without lists."""
+    records = wire.records_of(content, MetricRecord).values()
+    return {k: v for each in records for k, v in each.items() if not isinstance(v, list)}
 
 
 def _take(content: RecordDict, key: str) -> ArrayRecord | PackedModel | None:
@@ -389,10 +391,10 @@ def _opened(
     if not isinstance(sent, PackedModel):
         return sent
     if sent.is_whole:
-        return to_record(decode_whole(sent))
+        return wire.to_record(decode_whole(sent))
     if learner is None or learner.reference_version != asked.base:
         return None
-    return to_record(decode(sent, to_numpy(learner.reference), asked.compress))
+    return wire.to_record(decode(sent, wire.to_numpy(learner.reference), asked.compress))
 
 
 def _with_own_integers(own: ArrayRecord, new: ArrayRecord) -> ArrayRecord:

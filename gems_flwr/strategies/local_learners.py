@@ -4,19 +4,14 @@ A node goes on training its own model from round to round; the server decides wh
 averaged. Protocols differ in that decision alone: which models are asked for together with the
 reports (`request`), and what is made of those that came (`synchronise`).
 
-Decided here:
-
-- A round is one call of the node's train handler, the paper's t. Messages go out only in rounds
-  in which something can happen, every `period` rounds, and ask the node to train that often.
-- Averages travel with the next message to the nodes that gave their models.
-- A node that fails is out of the round; its state is what it was. One that has lost its state
-  restarts from the reference, in the same round. One that sends what cannot be used (NaN, say)
-  restarts in the next.
+- A round is one call of the train handler, the paper's t. Messages go out every `period` rounds and
+  ask the node to train that often. Averages travel with the next message.
+- A node that fails is out of the round. One that has lost its state restarts from the reference, in
+  the same round; one that sends what cannot be used (NaN, say), in the next.
 - Integer arrays (counters of a batch norm) stay each node's own. Running means and variances are
   averaged with the model and kept out of distances.
-- With `compress` models travel as differences to the reference, and what rounding takes is added to
-  later messages, on either side. The initial model is rounded to half precision, and whoever lacks
-  the reference gets models whole.
+- With `compress` models travel as differences to the reference; what rounding takes is added to
+  later messages, on either side. Whoever lacks the reference gets models whole.
 """
 
 from __future__ import annotations
@@ -25,7 +20,6 @@ import dataclasses
 import json
 import secrets
 from abc import abstractmethod
-from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -34,17 +28,9 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
+from gems_flwr import compression
 from gems_flwr.averaging import Coordinator, Synchronisation, with_floats_of
 from gems_flwr.carriers import pack_bytes
-from gems_flwr.compression import (
-    Form,
-    PackedModel,
-    check_compressible,
-    encode_average,
-    encode_whole,
-    halved,
-    left_by_halving,
-)
 from gems_flwr.core.question import Question
 from gems_flwr.core.records import ARRAYS, to_record
 from gems_flwr.core.round import Carrier, Round
@@ -68,6 +54,7 @@ from gems_flwr.strategies.learner_questions import (
     SendModel,
     TakeModel,
 )
+from gems_flwr.strategies.members import join_models, split_models
 from gems_flwr.typing import Arrays
 
 _NOTES = "ledger"
@@ -92,7 +79,7 @@ class Parcel:
     """A model as a difference to the reference that it was made with, by that one's number."""
 
     base: int
-    packed: PackedModel
+    packed: compression.PackedModel
 
 
 @dataclass
@@ -102,7 +89,7 @@ class LearnerState:
     # Tells this run's messages from another's.
     run: str
     coordinator: Coordinator
-    compress: Form = "float32"
+    compress: compression.Form = "float32"
     # Up to which round the nodes have trained; the highest number given out; the reference's.
     round: int = 0
     version: int = 0
@@ -118,18 +105,21 @@ class LearnerState:
     left_over: Arrays = field(default_factory=dict)
 
     @classmethod
-    def first(cls, run: str, model: Arrays, form: Form) -> LearnerState:
+    def first(cls, run: str, model: Arrays, form: compression.Form) -> LearnerState:
         """Return the state before the first round."""
         if form == "float32":
             return cls(run, Coordinator(model))
-        return cls(run, Coordinator(halved(model)), form, left_over=left_by_halving(model))
+        return cls(
+            run,
+            Coordinator(compression.halved(model)),
+            form,
+            left_over=compression.left_by_halving(model),
+        )
 
     @property
     def reference(self) -> Arrays:
         """The reference model."""
         return self.coordinator.reference
-
-    # --- changes ----------------------------------------------------------------------------------
 
     def restart(self, nodes: Collection[str]) -> None:
         """Let nodes start from the reference: newcomers, and those that lost their state."""
@@ -161,18 +151,15 @@ class LearnerState:
     def settle(
         self, synchronisation: Synchronisation, weights: Mapping[str, float]
     ) -> Synchronisation:
-        """Note an average, to be delivered with the next messages to those who gave theirs.
+        """Note an average for those who gave their models; return what they will make of it.
 
-        Returned is what nodes will make of it. `weights` are those of the nodes that take part in
-        the round, by name.
+        `weights` are those of the nodes that take part in the round, by name.
         """
-        if synchronisation.average is not None:
-            if self.compress != "float32":
-                synchronisation = self._rounded(synchronisation, weights)
-            assert synchronisation.average is not None
+        if synchronisation.average is not None and self.compress != "float32":
+            synchronisation = self._rounded(synchronisation, weights)
+        if (average := synchronisation.average) is not None:
             full, reference = synchronisation.full, synchronisation.coordinator.reference
-            average = reference if full else synchronisation.average
-            self._hand_out(average, synchronisation.receivers)
+            self._hand_out(reference if full else average, synchronisation.receivers)
             self.reference_version = self.version if full else self.reference_version
         self.coordinator = synchronisation.coordinator
         self._prune()
@@ -195,7 +182,9 @@ class LearnerState:
             average = with_floats_of(self.reference, average)
         got, total = sum(weights.get(name, 0.0) for name in receivers), sum(weights.values())
         share = got / total if 0 < got < total else 1.0
-        encoded = encode_average(average, self.reference, self.compress, self.left_over, share)
+        encoded = compression.encode_average(
+            average, self.reference, self.compress, self.left_over, share
+        )
         self.parcels[self.version + 1] = Parcel(self.reference_version, encoded.packed)
         self.left_over = encoded.left_over
         return synchronisation.with_average(encoded.decoded)
@@ -210,10 +199,8 @@ class LearnerState:
         self.models = {number: each for number, each in self.models.items() if number in wanted}
         self.parcels = {number: each for number, each in self.parcels.items() if number in wanted}
 
-    # --- on disk ----------------------------------------------------------------------------------
-
     def to_memory(self) -> dict[str, NDArray]:
-        """Return the state as arrays, which is what a checkpoint takes."""
+        """Return the state as arrays, for a checkpoint."""
         names = ("run", "compress", "round", "version", "reference_version", "known", "pending")
         notes = {name: getattr(self, name) for name in names}
         notes["violations"] = self.coordinator.violations
@@ -227,34 +214,33 @@ class LearnerState:
             # The layout of a difference is empty.
             parts = {part: getattr(parcel.packed, part) for part in _PARTS}
             groups[f"parcel-{number}"] = {k: np.frombuffer(p, np.uint8) for k, p in parts.items()}
-        arrays = {f"{group}/{k}": each for group, of in groups.items() for k, each in of.items()}
-        return {_NOTES: np.frombuffer(json.dumps(notes).encode(), np.uint8), **arrays}
+        text = np.frombuffer(json.dumps(notes).encode(), np.uint8)
+        return {_NOTES: text, **join_models(groups)}
 
     @classmethod
-    def from_memory(cls, memory: Arrays, form: Form | None = None) -> LearnerState | None:
+    def from_memory(
+        cls, memory: Arrays, form: compression.Form | None = None
+    ) -> LearnerState | None:
         """Return what `to_memory` wrote, None where there is nothing; a CheckpointError if it is
         of a run with another `form`, or cannot be read.
         """
         if _NOTES not in memory:
             return None
-        groups: defaultdict[str, dict[str, NDArray]] = defaultdict(dict)
-        for key, array in memory.items():
-            group, _, name = key.partition("/")
-            groups[group][name] = array
-        reference = groups["reference"]
+        groups = split_models({key: array for key, array in memory.items() if key != _NOTES})
         with checkpoint_faults("the learners' state"):
+            reference = groups["reference"]
             models = {int(k[6:]): each for k, each in groups.items() if k.startswith("model-")}
             notes = json.loads(memory[_NOTES].tobytes())
             parcels = {}
             for number, base in notes.pop("bases").items():
                 codes, scales, exact = (groups[f"parcel-{number}"][k].tobytes() for k in _PARTS)
-                parcels[int(number)] = Parcel(base, PackedModel(codes, scales, exact))
+                parcels[int(number)] = Parcel(base, compression.PackedModel(codes, scales, exact))
             notes["known"] = {node: tuple(pair) for node, pair in notes["known"].items()}
             state = cls(
                 coordinator=Coordinator(reference, notes.pop("violations")),
                 models=models | dict.fromkeys(notes.pop("references"), reference),
                 parcels=parcels,
-                left_over=groups["left"],
+                left_over=groups.get("left", {}),
                 **notes,
             )
         if form not in (None, state.compress):
@@ -376,22 +362,20 @@ class LocalLearners(AveragesModels):
         self._last_round = 0
         self._run_name = ""
 
-    # --- what a protocol decides ------------------------------------------------------------------
-
     @property
     @abstractmethod
     def period(self) -> int:
         """How many rounds apart messages are, at least 1."""
 
-    @abstractmethod
     def request(self, server_round: int, nodes: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
         """Return, for nodes that train, what else they are asked: options of `Learn`."""
+        return {name: {} for name in nodes}
 
-    @abstractmethod
     def synchronise(
         self, server_round: int, learners: LearnerState, replies: Replies, ask: AskForModels
     ) -> Synchronisation:
-        """Average what is to be averaged; `ask` gets further models."""
+        """Average what is to be averaged, here nothing; `ask` gets further models."""
+        return Synchronisation(learners.coordinator)
 
     def needs_names(self) -> bool:
         """The server keeps account of who has which model."""
@@ -404,7 +388,7 @@ class LocalLearners(AveragesModels):
     def prepare(self, initial: Arrays, num_rounds: int) -> None:
         """Note which round is the last, and give the run a name."""
         if self.compress != "float32":
-            check_compressible(initial, self.compress)
+            compression.check_compressible(initial, self.compress)
         self._last_round = num_rounds
         # What nodes keep from another run does not count; a round played again is the same run.
         self._run_name = secrets.token_hex(4)
@@ -546,8 +530,6 @@ class LearnerRound:
             receivers = synchronisation.receivers
             self.outvoted.add(self.round.number, self.strategy.rule, mean, receivers)
 
-    # --- messages ---------------------------------------------------------------------------------
-
     def _ask(
         self,
         kind: type[LearnerQuestion],
@@ -612,5 +594,7 @@ class LearnerRound:
             is_reference = version == learners.reference_version
             model = learners.reference if is_reference else learners.models[version]
             plain = self.strategy.compress == "float32"
-            self._records[version] = to_record(model) if plain else pack_bytes(encode_whole(model))
+            self._records[version] = (
+                to_record(model) if plain else pack_bytes(compression.encode_whole(model))
+            )
         return self._records[version]

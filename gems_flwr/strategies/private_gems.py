@@ -31,27 +31,13 @@ from gems_flwr.core.round import Carrier, Round
 from gems_flwr.core.run import RoundOutcome, ServerState
 from gems_flwr.core.sums import Total, summand_record
 from gems_flwr.devices import check_device
-from gems_flwr.errors import (
-    CheckpointError,
-    ModelError,
-    OptionError,
-    RefusedError,
-    check_options,
-)
-from gems_flwr.secure import shares_needed
+from gems_flwr.errors import ModelError, OptionError, RefusedError, check_options
+from gems_flwr.secure import shared_noise, shares_needed
 from gems_flwr.secure.fixed_point import Layout, Section, Words, whole_section
-from gems_flwr.secure.shared_noise import (
-    EPSILON_PART,
-    SMALLEST_SHARE,
-    SharedNoise,
-    discrete_gaussian,
-    epsilon_cost,
-    squared_mu_of,
-    tail,
-)
 from gems_flwr.spaces import find_output_layer, flatten_linear
 from gems_flwr.spaces.cone import check_batch, private_steps, spent_epsilon
 from gems_flwr.spaces.cone.private_steps import LONGEST, NoisyMeans, PrivateState, Spread
+from gems_flwr.strategies.averaging import checkpoint_faults
 from gems_flwr.strategies.loop import RoundLoop
 from gems_flwr.typing import Arrays, Float
 
@@ -68,31 +54,22 @@ _PREFIX = "private-"
 
 @dataclass(frozen=True)
 class PrivateSum(SumQuestion):
-    """A sum over nodes to which every node adds its share of the noise.
-
-    Parameters
-    ----------
-    stage : {"means", "spread", "gradient"}
-        What is summed.
-    noise : float
-        Deviation of each node's noise over the sensitivity of the sum, above 0.
-    clip, longest : float
-        Length to which inputs are shortened, and a sample's gradient in units of that; above 0.
-    dp_seeded : bool, default False
-        Whether noise is to come from the run's seed, which protects no one. For simulations.
-    center : array of shape (D,), optional
-        What is taken from inputs, from the spread on.
-    """
+    """A sum over nodes to which every node adds its share of the noise."""
 
     kind: ClassVar[str] = "private-sum"
     is_about_output_layer: ClassVar[bool] = True
     array_fields: ClassVar[tuple[str, ...]] = ("center",)
 
+    # What is summed.
     stage: PrivateStage = "means"
+    # Deviation of each node's noise over the sensitivity of the sum.
     noise: float = 1.0
+    # Length to which inputs are shortened, and a sample's gradient in units of that.
     clip: float = 1.0
     longest: float = 1.0
+    # Whether noise is to come from the run's seed, which protects no one. For simulations.
     dp_seeded: bool = False
+    # What is taken from inputs, from the spread on (D,).
     center: NDArray | None = None
 
     def __post_init__(self) -> None:
@@ -134,20 +111,20 @@ class PrivateSum(SumQuestion):
         numbers = sum(math.prod(shape) for shape in shapes.values())
         sections = []
         for name, shape in shapes.items():
-            noise = tail(max(1, numbers), self.deviation(name) * math.sqrt(nodes))
+            noise = shared_noise.tail(max(1, numbers), self.deviation(name) * math.sqrt(nodes))
             most: float = examples * self.sensitivity * (_SPARE if name == "counts" else 1)
             # A single pixel's square is at most the squared length, a product half of that.
             most = most / 2 if name == "corner" else most
             sections.append(whole_section(name, shape, most + noise, nodes))
         return sections
 
-    # --- on the node --------------------------------------------------------------------------
-
     def discloses(self, node: Node) -> Disclosure:
         """Return that it is a share of a noisy sum, which masks have to hide."""
         return Disclosure(
             "loss" if self.stage == "gradient" else "moments",
-            squared_mu=squared_mu_of(self.noise, node.limits.noise_shares(node.masked_with)),
+            squared_mu=shared_noise.squared_mu_of(
+                self.noise, node.limits.noise_shares(node.masked_with)
+            ),
             is_seeded=self.dp_seeded,
             is_shared_noise=True,
             masked_with=node.masked_with,
@@ -164,11 +141,16 @@ class PrivateSum(SumQuestion):
         if layout is None or asked != shapes:
             raise ModelError(f"the server wants {asked} for a sum of {shapes}")
         values, honest = self.summand(node), node.limits.noise_shares(node.masked_with)
-        squared_mu = squared_mu_of(self.noise, honest)
+        squared_mu = shared_noise.squared_mu_of(self.noise, honest)
         # Noise that is too small on its grid is not what the ledger takes it for.
         share = min(self.deviation(name) for name in shapes)
-        part = EPSILON_PART * max(spent_epsilon(squared_mu, node.limits.dp_delta), EPSILON_PART)
-        if share < SMALLEST_SHARE or epsilon_cost(layout.size, share, honest) > part:
+        part = shared_noise.EPSILON_PART * max(
+            spent_epsilon(squared_mu, node.limits.dp_delta), shared_noise.EPSILON_PART
+        )
+        if (
+            share < shared_noise.SMALLEST_SHARE
+            or shared_noise.epsilon_cost(layout.size, share, honest) > part
+        ):
             reason = f"noise of {share:.3g} steps of the grid counts for none"
             raise RefusedError("dp_budget", reason)
         node.spend(squared_mu)
@@ -205,7 +187,7 @@ class PrivateSum(SumQuestion):
         if seed is not None:
             seeds = np.random.SeedSequence(seed).generate_state(len(seeds), np.uint64).tolist()
         parts = [
-            discrete_gaussian(section.size, self.deviation(section.name), own)
+            shared_noise.discrete_gaussian(section.size, self.deviation(section.name), own)
             for section, own in zip(layout.sections, seeds, strict=True)
         ]
         return layout.reduced(np.concatenate(parts).view(np.uint64))
@@ -272,19 +254,19 @@ class PrivateGems(RoundLoop):
             "colluders": (self.colluders >= 0, "at least 0"),
         }
         check_options(self, rules)
-        SharedNoise(self.epsilon, self.delta, nodes=1)
+        shared_noise.SharedNoise(self.epsilon, self.delta, nodes=1)
 
     @property
     def rounds_needed(self) -> int:  # type: ignore[override]
         """One for the moments, and one for each gradient."""
         return 1 + self.steps
 
-    def noise(self, nodes: int) -> SharedNoise:
+    def noise(self, nodes: int) -> shared_noise.SharedNoise:
         """Return the noise of sums over so many nodes; an OptionError if too little counts."""
         fewest = nodes
         if self.secure is not None:
             fewest = min(nodes, shares_needed(self.secure.threshold, nodes))
-        return SharedNoise(self.epsilon, self.delta, nodes, self.colluders, fewest)
+        return shared_noise.SharedNoise(self.epsilon, self.delta, nodes, self.colluders, fewest)
 
     def carriers(self) -> Sequence[Carrier]:
         """Return the carrier that sends no node what it has below the output layer."""
@@ -306,7 +288,9 @@ class PrivateGems(RoundLoop):
             sections = question.sections(*shape, noise.nodes, self.examples)
             numbers = sum(section.size for section in sections)
             least = min(question.deviation(section.name) for section in sections)
-            noise.check_cost((2 + self.steps) * epsilon_cost(numbers, least, noise.honest))
+            noise.check_cost(
+                (2 + self.steps) * shared_noise.epsilon_cost(numbers, least, noise.honest)
+            )
             at_least = max(round.min_nodes, noise.least_in_sum)
             return round.total(question, sections, nodes, model=model, at_least=at_least)
 
@@ -344,7 +328,7 @@ class PrivateGems(RoundLoop):
             memory={_PREFIX + name: np.asarray(value) for name, value in vars(reached).items()},
         )
 
-    def _promise(self, noise: SharedNoise) -> dict[str, Any]:
+    def _promise(self, noise: shared_noise.SharedNoise) -> dict[str, Any]:
         """Return what holds for the run as a whole, and what more colluders would leave of it."""
         others = range(max(1, noise.honest - 2), noise.honest)
         left = {str(noise.least_in_sum - h): noise.epsilon_left(h) for h in reversed(others)}
@@ -361,9 +345,7 @@ class PrivateGems(RoundLoop):
 def _read_state(memory: Arrays) -> PrivateState:
     """Return the state that a checkpoint keeps; a CheckpointError if it is not there."""
     names = [field.name for field in dataclasses.fields(PrivateState)]
-    try:
+    with checkpoint_faults("the private run"):
         parts: dict[str, Any] = {name: np.asarray(memory[_PREFIX + name]) for name in names}
-    except KeyError as error:
-        raise CheckpointError(f"the checkpoint has no {error} of a private run") from error
     numbers = {name: float(part) for name, part in parts.items() if not part.ndim}
     return PrivateState(**{**parts, **numbers})

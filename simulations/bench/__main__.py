@@ -41,8 +41,8 @@ from gems_flwr.secure.session import NodeSecrets, SumSession
 from gems_flwr.spaces.ball import (
     BallSpace,
     LayerData,
-    Quality,
     Radius,
+    accuracy,
     find_extent,
     intersect_balls,
 )
@@ -173,14 +173,14 @@ def spaces(quick: bool) -> Iterator[Row]:
     Obvious are the papers' bisection and full moments first; limits are the bare product of data
     and directions, and the mean of all centres.
     """
-    directions, quality = 100, Quality(0.7)
+    directions = 100
     for samples in (250, 500) if quick else (500, 1000, 2000):
         x, y = clouds(samples)
         means = torch.stack([x[y == c].mean(dim=0) for c in range(CLASSES)])
         data = LayerData(means, -(means**2).sum(dim=1) / 2, x, y)
-        radius = partial(find_extent, data, quality, directions=directions, seed=3)
+        radius = partial(find_extent, data, 0.7, "sampled", directions=directions, seed=3)
         limit = partial(torch.mm, x, torch.randn(FEATURES, directions * CLASSES))
-        works: tuple[Work, ...] = (partial(radius, "sampled"), partial(radius, "bisection"), limit)
+        works: tuple[Work, ...] = (radius, partial(bisected, data, 0.7, directions), limit)
         yield timed("spaces", "radius of a ball", f"{samples} samples", samples, *works)
     for features in (500, 1000) if quick else (500, 1000, 2000):
         x, y = clouds(2000, features)
@@ -193,8 +193,22 @@ def spaces(quick: bool) -> Iterator[Row]:
         centers = rng.normal(size=(nodes, 7850)).astype(np.float32)
         # Random centres are about sqrt(d) from their mean: these balls meet.
         balls = [BallSpace(c, Radius(1.2 * float(np.sqrt(7850)), "worst")) for c in centers]
-        meet, mean = partial(intersect_balls, balls, "margin"), partial(centers.mean, axis=0)
+        meet, mean = partial(intersect_balls, balls), partial(centers.mean, axis=0)
         yield timed("spaces", "intersection of balls", f"{nodes} nodes", nodes, meet, None, mean)
+
+
+def bisected(data: LayerData, epsilon: float, samples: int) -> float:
+    """Return the radius as Algorithm 2 of GEMS 2019 finds it: new random models at every step."""
+    x, y = data.augmented(slice(None))
+    center, rng = torch.from_numpy(data.center), torch.Generator().manual_seed(3)
+    low, high = 0.0, 4000.0
+    while high - low > 0.01:
+        radius = (low + high) / 2
+        away = torch.randn(samples, len(center), generator=rng)
+        models = center + radius * away / away.norm(dim=1, keepdim=True)
+        good = all(accuracy(x @ model.T, y) >= epsilon for model in data.matrix(models))
+        low, high = (radius, high) if good else (low, radius)
+    return low
 
 
 # --- sums -------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ from gems_flwr.node import (
     vector_record,
 )
 from gems_flwr.samples import Samples
-from gems_flwr.spaces.ball import LayerData, Quality, build_ball, build_ellipsoid
+from gems_flwr.spaces.ball import LayerData, build_ball, build_ellipsoid
 from gems_flwr.spaces.cone import (
     ConeOptions,
     PrivateRelease,
@@ -256,11 +256,11 @@ def solved(device: str) -> Numbers:
 def radii(device: str) -> Numbers:
     samples = blobs(24)
     data = LayerData(*linear_layer(exact_device(device)), samples.inputs, samples.labels)
-    found: dict[str, Any] = {"worst": build_ball(data, Quality(0.7), "worst").radius.value}
-    for measure, epsilon in (("accuracy", 0.7), ("loss", 1.0)):
-        drawn = build_ball(data, Quality(epsilon, measure), "sampled", directions=8, seed=2)
-        found[measure] = drawn.radius.value
-    return {**found, "axes": build_ellipsoid(data, Quality(0.7), "worst").radii}
+    return {
+        "worst": build_ball(data, 0.7, "worst").radius.value,
+        "sampled": build_ball(data, 0.7, "sampled", directions=8, seed=2).radius.value,
+        "axes": build_ellipsoid(data, 0.7, "worst").radii,
+    }
 
 
 # --- whole runs ---------------------------------------------------------------------------------

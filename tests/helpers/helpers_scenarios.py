@@ -267,7 +267,7 @@ SCENARIOS = {
     },
     "MultiModel, capped": several(MultiModel, budget=4, sampling="gvr", tolerance=CAPPED),
     "Gems, ball": space(Gems, space=Ball(directions=10), verify=True),
-    "Gems, ball, robust": space(Gems, space=Ball(directions=10, on_empty="subset"), robust=True),
+    "Gems, ball, robust": space(Gems, space=Ball(directions=10), robust=True),
     "Gems, ellipsoid": space(Gems, space=Ellipsoid(directions=10), robust=True),
     "Gems, ellipsoid, auto": space(Gems, space=Ellipsoid(directions=10, epsilon="auto")),
     "Gems, cone": space(Gems, space=small(rank="full"), verify=True),

@@ -63,20 +63,6 @@ def test_full_participation_is_the_weighted_step_of_every_model():
     assert result.details["sampled"]["0"] == {"a": 5}
 
 
-@pytest.mark.parametrize("sampling", ["lvr", "mifa"])
-def test_a_warm_start_is_one_round_of_full_participation(sampling):
-    """Budget and capacities hold from the second round on.
-
-    A budget of next to nothing draws no pair then: MIFA takes its first step once more.
-    """
-    strategy = MultiModel(sampling=sampling, budget=1e-9, warm_start=True, seed=3)
-    result = play(strategy, rounds=2, grid=InProcessGrid(pulling_app(capacity=1), 6))
-    assert [record.train_metrics["pairs"] for record in result.history[1:]] == [11, 0]
-    for model, once in full_rounds(1).items():
-        steps = 2 if sampling == "mifa" else 1
-        assert final(result)[model]["w"] == pytest.approx(steps * once)
-
-
 @pytest.mark.parametrize("sampling", ["random", "lvr", "gvr", "stale", "fedvarp", "mifa"])
 def test_with_budget_for_everything_every_method_is_full_participation(sampling):
     result = play(MultiModel(sampling=sampling, budget=11))

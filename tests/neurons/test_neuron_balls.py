@@ -17,7 +17,7 @@ from gems_flwr.neurons import NeuronBalls, NeuronData, neuron_balls
 from gems_flwr.neurons import balls as internals
 from gems_flwr.spaces.ball.layer_data import unit_directions
 
-# Those that are solved, and those that are searched; what they compute is tested with networks.
+# What they compute is tested with networks.
 KINDS = (nn.ReLU, nn.LeakyReLU, nn.Identity, nn.Tanh, nn.ELU, nn.Softplus, nn.Hardtanh)
 
 
@@ -82,27 +82,13 @@ def test_the_others_have_no_say_in_a_neurons_ball(kind, monkeypatch):
     assert neuron_balls(data, 0.05, **options).radii == pytest.approx(together.radii, rel=1e-6)
 
 
-def test_a_relative_limit_is_a_share_of_the_neurons_own_output():
-    """A ReLU layer whose weights double has outputs that double, and may move twice as far."""
-    data = a_layer(9)
-    outputs = np.array([deviation(data, i, [np.zeros(6)])[0] for i in range(4)])
-    assert data.limits(0.1, "relative").numpy() == pytest.approx(0.1 * outputs)
-    twice = dataclasses.replace(data, weight=2 * data.weight, bias=2 * data.bias)
-    once, double = (neuron_balls(d, 0.1, measure="relative").radii for d in (data, twice))
-    assert double == pytest.approx(2 * once, rel=1e-5)
-
-
-def test_a_silent_neuron_takes_the_others_scale_and_has_no_importance():
+def test_a_silent_neuron_moves_until_a_sample_gets_through_and_has_no_importance():
     data = a_layer(10)
     bias = data.bias.clone()
     bias[1] = -100.0
     data = dataclasses.replace(data, bias=bias)
-    limits = data.limits(0.1, "relative")
-    assert float(limits[1]) == pytest.approx(float(limits[[0, 2, 3]].mean()))
-    silent = dataclasses.replace(data, bias=torch.full((4,), -100.0))
-    assert silent.limits(0.1, "relative").tolist() == pytest.approx([0.1] * 4)
     balls = neuron_balls(data, 0.01)
-    # It is silent until a sample gets through: |x| r = 100 - w x at the earliest.
+    # |x| r = 100 - w x at the earliest.
     assert balls.radii[1] >= 0.999 * float((-data.before[1] / data.rows.norm(dim=1)).min())
     assert balls.importance[1] == 0
 
@@ -184,7 +170,6 @@ def test_a_bad_reply_is_named(array, reason):
     [
         ("epsilon", float("nan")),
         ("epsilon", [0.1, 0.0]),
-        ("measure", "accuracy"),
         ("max_rows", 0),
     ],
 )

@@ -119,7 +119,7 @@ def test_files_say_what_the_classes_do():
         (["stream.drift.kind=weather"], ["labels or pixels"]),
         (["stream.drift.probability=2.0"], ["between 0 and 1"]),
         (["strategy=gems", "strategy.space=ball"], ["write strategy/space=ball"]),
-        ([*BALL, "strategy.space.rank=20"], ["the keys are: epsilon, measure, radius"]),
+        ([*BALL, "strategy.space.rank=20"], ["the keys are: epsilon, radius, directions"]),
         ([*BALL, "+strategy.space.rank=20"], ["there is no strategy.space.rank; the options of"]),
         (["+tracking.other=3"], ["tracking.other must be an object"]),
         (["multi_model.tasks=[{share: 2}]"], ["tasks[0].share must be in (0, 1]"]),

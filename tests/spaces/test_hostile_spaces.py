@@ -1,15 +1,12 @@
 """Hostile spaces: who is left out, who counts for less, and what honest nodes notice of it."""
 
 import dataclasses
-import itertools
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from gems_flwr.spaces import aggregate_spaces, intersect, largest_subset, screen_spaces
+from gems_flwr.spaces import aggregate_spaces, screen_spaces
 from gems_flwr.spaces.ball import BallSpace, EllipsoidSpace, Radius
 from gems_flwr.spaces.cone import build_cone
 
@@ -25,42 +22,6 @@ def blob_cone(seed, classes=(0, 1, 2), count=200, shift=0.0, rank="full", **opti
     x = rng.normal(size=(len(y), 5)) + 4 * np.eye(5)[y] + shift
     x, y = torch.from_numpy(x).float(), torch.from_numpy(y)
     return build_cone(x, y, 3, rank=rank, **options)
-
-
-# --- the largest subset ---------------------------------------------------------------------
-
-
-def test_the_one_far_ball_is_left_out_and_that_is_proved():
-    balls = [ball([0, 0]), ball([1, 0]), ball([100, 0]), ball([0, 1])]
-    members, met, proved = largest_subset(balls)
-    assert (members, proved) == ((0, 1, 3), True)
-    assert all(balls[index].contains(met.point) for index in members)
-    assert largest_subset(balls, budget=0)[::2] == ((0, 1, 3), False)
-    found = aggregate_spaces(balls, on_empty="subset")
-    assert found.left_out == (2,)
-    assert found.proved
-    # The verdict stays that on all of them.
-    assert found.intersection.empty
-    assert found.intersection.margins[2] < 0 <= min(found.intersection.margins[:2])
-    # The least violating point is half-way to the liar.
-    assert aggregate_spaces(balls).point[0] > 40
-
-
-@settings(max_examples=8, deadline=None)
-@given(seed=st.integers(0, 10**6))
-def test_no_larger_subset_meets_than_the_one_that_is_proved(seed):
-    """Against all subsets, one by one."""
-    rng = np.random.default_rng(seed)
-    balls = [ball(rng.normal(size=3) * 2, rng.uniform(0.3, 2)) for _ in range(4)]
-    found, _, proved = largest_subset(balls)
-    sizes = [
-        size
-        for size in range(1, 5)
-        for members in itertools.combinations(balls, size)
-        if intersect(members).feasible
-    ]
-    if proved:
-        assert len(found) == max(sizes)
 
 
 # --- balls against each other ---------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Radii against dense grids, the papers' searches and steepest rays; axes against autograd."""
+"""Radii against dense grids and steepest rays; axes against autograd."""
 
 import dataclasses
 
@@ -14,23 +14,32 @@ from torch import nn
 from gems_flwr.errors import NotGoodEnoughError
 from gems_flwr.spaces.ball import (
     LayerData,
-    Quality,
+    accuracy,
     accuracy_curve,
     build_ball,
     build_ellipsoid,
     find_extent,
-    good_enough,
     linear_fisher,
-    loss_radius,
     random_directions,
     relative_axes,
     required_correct,
     worst_curve,
 )
 from gems_flwr.spaces.ball import layer_data as layer_module
-from gems_flwr.spaces.ball.radii import DAMPING
 
 SHAPES = st.sampled_from([(3, True), (2, True), (1, True), (4, False), (1, False)])
+
+
+def good_enough(data, epsilon):
+    """Return whether a flat model is right on enough samples, from its scores alone."""
+    x, y = data.augmented(slice(None))
+
+    def good(w):
+        scores = x @ data.matrix(torch.from_numpy(w).to(data.weight)[None])[0].T
+        return accuracy(scores, y) >= epsilon - 1e-9
+
+    return good
+
 
 # --- along rays -------------------------------------------------------------------------------
 
@@ -39,8 +48,7 @@ SHAPES = st.sampled_from([(3, True), (2, True), (1, True), (4, False), (1, False
 @given(st.integers(0, 10_000), SHAPES, st.booleans(), st.floats(0.1, 0.95))
 def test_the_exact_ray_is_where_a_dense_grid_first_fails(seed, shape, axes, epsilon):
     data = a_problem(seed, outputs=shape[0], bias=shape[1], axes=axes)
-    quality = Quality(epsilon)
-    good = good_enough(data, quality)
+    good = good_enough(data, epsilon)
     center = data.center.astype(np.float64)
     directions = next(iter(random_directions(data, 3, seed))).double()
     for u in directions:
@@ -53,21 +61,6 @@ def test_the_exact_ray_is_where_a_dense_grid_first_fails(seed, shape, axes, epsi
         assert all(good(center + r * u.numpy()) for r in grid)
         if np.isfinite(radius):
             assert not good(center + radius * (1 + 1e-7) * u.numpy())
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.integers(0, 10_000), st.floats(0.2, 0.9))
-def test_bisection_and_growing_end_at_the_exact_ray(seed, epsilon):
-    """A layer of one weight has two directions; no sample is wrong, so there is one crossing."""
-    data = a_problem(seed, features=1, outputs=1, bias=False)
-    labels = (data.scores()[0].argmax(1)).long()
-    data = dataclasses.replace(data, labels=labels)
-    exact = accuracy_curve(data, [torch.tensor([[1.0], [-1.0]]).double()]).radius(epsilon)
-    for method, step in (("bisection", 0.01), ("growing", 0.1)):
-        found, _ = find_extent(data, Quality(epsilon), method, directions=30, largest=64.0)
-        assert found.method == method
-        least, most = min(exact, 64.0) - step - 1e-5, min(exact * (1 + 1e-5), 64.0)
-        assert least <= found.value <= most
 
 
 @settings(max_examples=15, deadline=None)
@@ -109,28 +102,11 @@ def test_a_sample_that_becomes_right_counts():
     assert accuracy_curve(more, [ray]).radius(0.5) == pytest.approx(6 / 11)
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.integers(0, 10_000), st.sampled_from([3, 1]), st.floats(0.05, 1.0))
-def test_the_loss_crosses_epsilon_at_the_loss_radius(seed, outputs, room):
-    data = a_problem(seed, outputs=outputs)
-    quality = Quality(Quality(1.0, "loss").score(*data.scores()) + room, "loss")
-    directions = list(random_directions(data, 7, seed, chunk=3))
-    radius = loss_radius(data, directions, quality, largest=1e4)
-    good = good_enough(data, quality)
-    center = data.center.astype(np.float64)
-    rays = torch.cat(directions).double().numpy()
-    assert all(good(center + radius * (1 - 1e-5) * u) for u in rays)
-    if radius < 1e4:
-        assert not all(good(center + radius * (1 + 1e-4) * u) for u in rays)
-
-
 def test_chunks_change_nothing(monkeypatch):
     data, search = a_problem(5, n=300), {"method": "sampled", "directions": 40, "seed": 3}
-    qualities = Quality(0.6), Quality(2.0, "loss")
-    whole = [find_extent(data, quality, **search)[0].value for quality in qualities]
+    whole = find_extent(data, 0.6, **search)[0].value
     monkeypatch.setattr(layer_module, "CHUNK_BYTES", 2000)
-    again = [find_extent(data, quality, **search)[0].value for quality in qualities]
-    assert again == pytest.approx(whole, rel=1e-6)
+    assert find_extent(data, 0.6, **search)[0].value == pytest.approx(whole, rel=1e-6)
 
 
 def test_required_correct_rounds_up_but_not_on_rounding_errors():
@@ -139,14 +115,10 @@ def test_required_correct_rounds_up_but_not_on_rounding_errors():
     assert required_correct(0.4, 1000) == 400
 
 
-@pytest.mark.parametrize("method", ["sampled", "worst", "certified", "bisection", "growing"])
+@pytest.mark.parametrize("method", ["sampled", "worst", "certified"])
 def test_a_centre_that_is_not_good_enough_has_no_radius(method):
-    data = a_problem(0)
     with pytest.raises(NotGoodEnoughError, match="reaches"):
-        find_extent(data, Quality(1.0), method)
-    # An honest radius is about an accuracy.
-    with pytest.raises(ValueError, match=r"loss|needs measure='accuracy'"):
-        find_extent(data, Quality(1e-6, "loss"), method)
+        find_extent(a_problem(0), 1.0, method)
 
 
 @pytest.mark.parametrize(
@@ -156,8 +128,6 @@ def test_a_centre_that_is_not_good_enough_has_no_radius(method):
         lambda d: LayerData(d.weight, d.bias, d.inputs[:, :2], d.labels),
         lambda d: LayerData(d.weight, d.bias, d.inputs, d.labels[:3]),
         lambda d: LayerData(d.weight, d.bias, d.inputs, d.labels + 9),
-        lambda d: Quality(1.2),
-        lambda d: Quality(0.5, "luck"),
         lambda d: accuracy_curve(d, []),
     ],
 )
@@ -178,14 +148,14 @@ def test_malformed_problems_are_refused(build):
 def test_every_model_in_a_certified_space_is_good_enough(seed, shape, ellipsoid):
     """Random models and, much harder, the models along the worst directions."""
     data = a_problem(seed, outputs=shape[0], bias=shape[1])
-    quality = Quality(0.8 * Quality(1.0).score(*data.scores()))
+    epsilon = 0.8 * accuracy(*data.scores())
     build = build_ellipsoid if ellipsoid else build_ball
     try:
-        space = build(data, quality, "certified")
+        space = build(data, epsilon, "certified")
     except NotGoodEnoughError:
         return
     assert space.radius.method == "certified"
-    good = good_enough(data, quality)
+    good = good_enough(data, epsilon)
     rng = np.random.default_rng(seed)
     center = space.center.astype(np.float64)
     axes = space.radii if ellipsoid else np.full(len(center), space.radius.value)
@@ -215,7 +185,7 @@ def _steepest(data):
 
 def test_the_order_is_certified_worst_sampled_in_many_dimensions():
     data = blobs(features=200)
-    radii = {m: find_extent(data, Quality(0.7), m)[0] for m in ("certified", "worst", "sampled")}
+    radii = {m: find_extent(data, 0.7, m)[0] for m in ("certified", "worst", "sampled")}
     assert radii["certified"].value < radii["worst"].value
     assert 5 * radii["worst"].value < radii["sampled"].value
     assert {m: r.method for m, r in radii.items()} == {m: m for m in radii}
@@ -240,29 +210,11 @@ def test_the_closed_form_fisher_is_that_of_torch_func(outputs):
     torch.testing.assert_close(flat, linear_fisher(data))
 
 
-def test_sampled_labels_average_to_the_exact_expectation():
-    data = a_problem(4, n=30)
-    runs = torch.stack([linear_fisher(data, "sampled", seed) for seed in range(400)])
-    torch.testing.assert_close(runs.mean(0), linear_fisher(data), rtol=0.1, atol=0.02)
-
-
-def test_a_fisher_of_a_few_samples_is_that_of_samples_of_the_data():
-    data = a_problem(4, n=30)
-    each = [
-        linear_fisher(dataclasses.replace(data, inputs=data.inputs[[i]], labels=data.labels[[i]]))
-        for i in range(30)
-    ]
-    one = linear_fisher(data, seed=3, samples=1)
-    assert sum(bool(torch.allclose(one, other)) for other in each) == 1
-    assert not torch.allclose(one, linear_fisher(data, seed=4, samples=1))
-    torch.testing.assert_close(linear_fisher(data, samples=30), torch.stack(each).mean(0))
-
-
 def test_axes_follow_equation_5():
-    """Equal F give a ball; F of (1, 2, 100) with c = 0.1 gives (1, 1/2, 0.1); F = 0 gives 1."""
+    """Equal F give a ball; F of (1, 2, 100) with c = 0.1 gives (1, 1/2, 0.1)."""
     assert relative_axes(torch.full((4,), 3.0)).tolist() == [1.0] * 4
-    expected = torch.tensor([1.0, 0.5, 0.1, 1.0])
-    torch.testing.assert_close(relative_axes(torch.tensor([1.0, 2.0, 100.0, 0.0])), expected)
+    expected = torch.tensor([1.0, 0.5, 0.1])
+    torch.testing.assert_close(relative_axes(torch.tensor([1.0, 2.0, 100.0]), 0.1, 0.0), expected)
     assert relative_axes(torch.zeros(2)).tolist() == [1.0, 1.0]
     assert relative_axes(torch.tensor([1.0, 9.0]), floor=1.0).tolist() == [1.0, 1.0]
 
@@ -272,21 +224,19 @@ def test_damped_axes_are_those_of_the_released_code():
     fisher = np.array([0.0, 1e-6, 1e-5, 4e-5, 8.9e-5, 9.1e-5, 0.3])
     inverse = 1 / (np.abs(fisher) + 1e-5)
     expected = np.maximum(0.1, inverse / inverse.max())
-    axes = relative_axes(torch.from_numpy(fisher), 0.1, DAMPING)
+    axes = relative_axes(torch.from_numpy(fisher))
     np.testing.assert_allclose(axes.numpy(), expected, rtol=1e-12)
     # Without a dead pixel the least F plus the damping has the full length.
-    axes = relative_axes(torch.tensor([2e-5, 5e-5]), 0.1, DAMPING)
+    axes = relative_axes(torch.tensor([2e-5, 5e-5]))
     torch.testing.assert_close(axes, torch.tensor([1.0, 0.5]))
 
 
 def test_an_ellipsoid_is_longest_where_the_model_is_least_sensitive():
     data = a_problem(8)
-    space = build_ellipsoid(data, Quality(0.5), "sampled", directions=50, floor=0.2, curve=True)
+    space = build_ellipsoid(data, 0.5, "sampled", directions=50, floor=0.2, curve=True)
     fisher = linear_fisher(data).numpy()
     assert np.argmax(space.radii) == np.argmin(fisher)
     assert space.radii.max() == pytest.approx(space.radius.value, rel=1e-6)
     assert space.radii.min() >= 0.2 * space.radius.value * (1 - 1e-6)
     # The curve is that of the same axes.
     assert space.at(0.5).radii == pytest.approx(space.radii, rel=1e-6)
-    searched = build_ellipsoid(data, Quality(0.5), "bisection", directions=20)
-    assert searched.radius.method == "bisection"

@@ -1,7 +1,5 @@
 """The cone objective: what it says, the layer it gives, and blocks of components."""
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +12,6 @@ from gems_flwr.spaces import intersect, unflatten_linear
 from gems_flwr.spaces.cone import (
     POINTS,
     RIDGE_LOW_RANK,
-    CascadeSum,
     ConeObjective,
     ConeOptions,
     LowRankComponents,
@@ -211,10 +208,9 @@ class PlainObjective:
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Blocks of a few components, and of a few features."""
+    """Blocks of one component."""
     monkeypatch.setattr(solve, "_SMALLEST_BLOCK_BYTES", 1)
     monkeypatch.setattr(solve, "_LARGEST_BLOCK_BYTES", 1)
-    monkeypatch.setattr(solve, "_LEAST_BYTES", 1)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -223,26 +219,24 @@ def test_blocks_of_entries_give_the_plain_formula(clusters):
     """Against all components in double precision at once, differentiated automatically."""
     nodes = cones([5, 3, 1, 4, 2] * 3, clusters)
     ours, plain = ConeObjective(pool_moments(nodes), ConeOptions()), PlainObjective(nodes)
-    assert len(list(ours.low.blocks())) > 1
+    assert len(list(ours.moments.low.blocks())) > 1
     rng = torch.Generator().manual_seed(1)
     weight = torch.randn(CLASSES, FEATURES, dtype=torch.float64, generator=rng)
     bias = torch.randn(CLASSES, dtype=torch.float64, generator=rng)
     (value, *gradient), (expected, *by_torch) = (
         objective.value_and_gradient(weight, bias) for objective in (ours, plain)
     )
-    assert value == pytest.approx(expected, rel=1e-13)
+    assert value == pytest.approx(expected, rel=1e-12)
     for mine, theirs in zip(gradient, by_torch, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-13 * float(theirs.abs().max()))
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12 * float(theirs.abs().max()))
 
 
-@pytest.mark.usefixtures("small_blocks")
-def test_blocks_hold_every_entry_once_and_none_alone():
-    """49 components in runs of 16: the last would be alone, and joins those before it."""
+def test_blocks_hold_every_entry_once(monkeypatch):
+    monkeypatch.setattr(solve, "_LARGEST_BLOCK_BYTES", 8 * FEATURES * (2 + 2 + CLASSES) * 16)
     low = LowRankComponents.of(
         [*cones([2] * 16), cones([2])[0].without_components(np.arange(3) > 0)]
     )
-    sizes = [len(block.means) for block in low.blocks()]
-    assert sizes == [16, 16, 17]
+    assert [len(block.means) for block in low.blocks()] == [16, 16, 16, 1]
     means = np.concatenate([block.means for block in low.blocks()])
     expected = np.concatenate([mean_values(cone) for cone in low.cones])
     np.testing.assert_array_equal(means, expected)
@@ -265,22 +259,6 @@ def test_features_are_scaled_by_the_variance_of_all_samples():
 def data_of_one_class():
     rng = torch.Generator().manual_seed(2)
     return torch.randn(300, FEATURES, generator=rng), torch.zeros(300, dtype=torch.int64)
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.integers(1, 600), st.integers(0, 10_000))
-def test_a_cascade_sum_does_not_depend_on_the_parts(count, seed):
-    rng = np.random.default_rng(seed)
-    terms = torch.from_numpy(rng.normal(size=(count, 64)) * 10 ** rng.uniform(-3, 3, (count, 1)))
-    cuts = sorted({0, count, *rng.integers(0, count + 1, size=3).tolist()})
-    by_parts, one_by_one = CascadeSum(), CascadeSum()
-    for first, last in itertools.pairwise(cuts):
-        by_parts.add(terms[first:last])
-    for term in terms:
-        one_by_one.add(term[None])
-    assert torch.equal(by_parts.total(), one_by_one.total()) or len(cuts) == 2
-    size = float(terms.abs().sum(dim=0).max())
-    torch.testing.assert_close(by_parts.total(), terms.sum(dim=0), rtol=0, atol=1e-15 * size)
 
 
 def test_a_part_of_int8_values_is_that_part_of_all():

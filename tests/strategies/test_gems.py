@@ -30,7 +30,7 @@ from gems_flwr import (
     Tune,
     good_enough_mod,
 )
-from gems_flwr.errors import EmptyIntersectionError, OptionError, RoundFailedError
+from gems_flwr.errors import OptionError, RoundFailedError
 from gems_flwr.node.limits import UNLIMITED
 from gems_flwr.spaces import load_space
 
@@ -67,38 +67,33 @@ def test_at_a_low_epsilon_balls_and_ellipsoids_give_the_plain_average(space):
     assert {r["method"] for r in result.details["radii"].values()} == {"sampled"}
 
 
-def test_certified_balls_do_not_meet_and_the_result_reports_or_fails():
+def test_certified_balls_do_not_meet_and_the_result_reports_it():
     strict = {"epsilon": 0.95, "radius": "certified"}
     result = run(Gems(space=Ball(**strict)))
     assert result.details["empty"]
     assert result.details["status"] == "empty"
     assert min(result.details["margins"].values()) < 0
-    with pytest.raises(EmptyIntersectionError, match="proved to be empty"):
-        run(Gems(space=Ball(**strict, on_empty="fail")))
     assert run(Gems(space=Ball(radius="certified", epsilon="auto"))).details["empty"]
 
 
 @pytest.mark.parametrize("space", [Ball, Ellipsoid])
-def test_an_empty_intersection_is_relaxed_to_the_largest_epsilon_that_works(space):
+def test_an_automatic_epsilon_is_the_largest_at_which_the_spaces_meet(space):
     """Nodes 0 and 2 hold the same two labels; their models are about one unit apart."""
 
-    def two(epsilon, **options):
+    def two(epsilon):
         alike = [{"partition-id": 0}, {"partition-id": 2}]
-        asked = space(epsilon=epsilon, radius="certified", **options)
-        strategy = Gems(space=asked, verify=True)
+        strategy = Gems(space=space(epsilon=epsilon, radius="certified"), verify=True)
         return strategy.start(InProcessGrid(linear_app(offset=0.1), alike), initial()).details
 
     assert two(1.0)["empty"]
-    relaxed = two(1.0, on_empty="relax")
-    epsilon = relaxed["epsilon"]
-    assert relaxed["status"] == "feasible"
-    assert 0 < epsilon < 1.0
     automatic = two("auto")
-    assert automatic["epsilon"] == epsilon
+    epsilon = automatic["epsilon"]
+    assert automatic["status"] == "feasible"
+    assert 0 < epsilon < 1.0
     assert {r["epsilon"] for r in automatic["radii"].values()} == {epsilon}
     assert two(epsilon + 0.02)["empty"]
     # The radii are certified, so every node is served as promised on its own data.
-    assert min(relaxed["node_scores"].values()) >= epsilon
+    assert min(automatic["node_scores"].values()) >= epsilon
 
 
 def test_each_node_can_have_an_epsilon_of_its_own():

@@ -16,7 +16,8 @@ from gems_flwr.core.question import Disclosure
 from gems_flwr.errors import OptionError, SpaceError
 from gems_flwr.networks import linear_layer
 from gems_flwr.spaces import intersect, load_space, register_space
-from gems_flwr.spaces.ball import EllipsoidSpace, LayerData, Quality, Radius
+from gems_flwr.spaces.ball import EllipsoidSpace, LayerData, Radius
+from gems_flwr.spaces.ball import accuracy as accuracy_of
 from gems_flwr.spaces.convex import check_array, check_keys, check_number, take
 from gems_flwr.spaces.question import SpaceQuestion
 
@@ -115,7 +116,7 @@ class Box(SpaceQuestion):
 
     def _quality(self, arrays, layer, samples):
         data = LayerData(*linear_layer(arrays, layer), samples.inputs, samples.labels)
-        return Quality(self.epsilon if self.epsilon <= 1 else 1.0).score(*data.scores())
+        return accuracy_of(*data.scores())
 
 
 def run(**options):

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from gems_flwr.__main__ import main
 from gems_flwr.spaces import SpaceFolder, load_space, save_space
-from gems_flwr.spaces.ball import LayerData, Quality, build_ball
+from gems_flwr.spaces.ball import LayerData, build_ball
 from gems_flwr.spaces.cone import build_cone
 
 CENTERS = np.array([[4.0, 0.0, 0.0], [0.0, 4.0, 0.0], [0.0, 0.0, 4.0]])
@@ -50,7 +50,7 @@ def files(template, tmp_path, monkeypatch):
 def ball_file(path, seed, method="worst", epsilon=0.5):
     weight = torch.from_numpy(CENTERS).float() / 4 + 0.3 * seed * torch.eye(3)
     layer = LayerData(weight, torch.zeros(3), *data([0, 1, 2], seed))
-    save_space(path, build_ball(layer, Quality(epsilon), method))
+    save_space(path, build_ball(layer, epsilon, method))
 
 
 def accuracy(path="model.safetensors", keys=("weight", "bias")):

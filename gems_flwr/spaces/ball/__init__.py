@@ -1,6 +1,6 @@
 """Balls and ellipsoids around a trained layer: the sets, their radii, and where they meet.
 
-A node calls `build_ball(LayerData(...), Quality(...))`; the server calls `intersect_balls(balls)`
+A node calls `build_ball(LayerData(...), epsilon)`; the server calls `intersect_balls(balls)`
 or, for any mixture of spaces, `gems_flwr.spaces.intersect`.
 """
 
@@ -15,12 +15,12 @@ _NAMES = {
     "ball": ("BallSpace CenteredSpace EllipsoidSpace METHODS Method Radius thin_curve"),
     "intersect": "intersect_balls intersect_convex maximise_on_simplex project_to_simplex",
     "layer_data": (
-        "CHUNK_BYTES LayerData Quality class_margins random_directions required_correct "
+        "CHUNK_BYTES LayerData accuracy class_margins random_directions required_correct "
         "two_sided unit_directions"
     ),
     "radii": (
-        "SHRINK RadiusCurve accuracy_curve build_ball build_ellipsoid find_extent good_enough "
-        "linear_fisher loss_radius relative_axes worst_curve"
+        "SHRINK RadiusCurve accuracy_curve build_ball build_ellipsoid find_extent "
+        "linear_fisher relative_axes worst_curve"
     ),
 }
 

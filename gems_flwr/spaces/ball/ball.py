@@ -21,20 +21,13 @@ from scipy.optimize import brentq
 
 from gems_flwr.bounds import MAX_CURVE_POINTS, MAX_DIRECTIONS, MAX_WEIGHT, MIN_RADIUS
 from gems_flwr.errors import SpaceError, shown
-from gems_flwr.spaces.convex import (
-    check_array,
-    check_integer,
-    check_keys,
-    check_number,
-    register_space,
-    take,
-)
+from gems_flwr.spaces import convex
 from gems_flwr.typing import Float
 
 TOLERANCE = 1e-9
 _SHORTEST_AXIS = 1e-12
 
-Method = Literal["sampled", "worst", "certified", "bisection", "growing"]
+Method = Literal["sampled", "worst", "certified"]
 METHODS: tuple[str, ...] = get_args(Method)
 CURVE = "curve"
 
@@ -44,22 +37,21 @@ class Radius:
     """Extent of a space and where the number comes from.
 
     ``sampled`` is exact along random directions, ``worst`` along the directions most likely to
-    fail; ``certified`` holds in every direction; ``bisection`` and ``growing`` are the searches of
-    2019 and 2018 over random models.
+    fail; ``certified`` holds in every direction.
     """
 
     value: float  # in units of the weights, at least 0
     method: Method
-    epsilon: float = 0.0  # what was asked for: an accuracy or a loss, at least 0
-    directions: int = 0  # how many were looked at (or models per step); 0 if all
+    epsilon: float = 0.0  # the accuracy that was asked for, at least 0
+    directions: int = 0  # how many were looked at; 0 if all
 
     def __post_init__(self) -> None:
         set_ = object.__setattr__
-        set_(self, "value", check_number("radius", self.value, 0.0, MAX_WEIGHT))
+        set_(self, "value", convex.check_number("radius", self.value, 0.0, MAX_WEIGHT))
         if self.method not in METHODS:
             raise SpaceError("radius.method", f"one of {METHODS}", shown(self.method))
-        set_(self, "epsilon", check_number("radius.epsilon", self.epsilon, 0.0, MAX_WEIGHT))
-        directions = check_integer("radius.directions", self.directions, 0, MAX_DIRECTIONS)
+        set_(self, "epsilon", convex.check_number("radius.epsilon", self.epsilon, 0.0, MAX_WEIGHT))
+        directions = convex.check_integer("radius.directions", self.directions, 0, MAX_DIRECTIONS)
         set_(self, "directions", directions)
 
     def to_meta(self) -> dict[str, Any]:
@@ -71,7 +63,7 @@ class Radius:
         """Build a radius from what `to_meta` returned, checking it again."""
         if not isinstance(meta, Mapping):
             raise SpaceError("radius", "a mapping with value and method", shown(meta))
-        value, method = (take(meta, key, "radius") for key in ("value", "method"))
+        value, method = (convex.take(meta, key, "radius") for key in ("value", "method"))
         return cls(value, method, meta.get("epsilon", 0.0), meta.get("directions", 0))
 
 
@@ -85,12 +77,12 @@ class CenteredSpace:
     curve: NDArray[np.float32] | None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "center", check_array("center", self.center, (None,)))
+        object.__setattr__(self, "center", convex.check_array("center", self.center, (None,)))
         if not isinstance(self.radius, Radius):
             raise SpaceError("radius", "a Radius (value and method)", shown(self.radius))
         if self.curve is None:
             return
-        curve = check_array(CURVE, self.curve, (None,))
+        curve = convex.check_array(CURVE, self.curve, (None,))
         if not 2 <= curve.size <= MAX_CURVE_POINTS:
             raise SpaceError(CURVE, f"2 to {MAX_CURVE_POINTS} points", curve.size)
         if (curve < 0).any() or (np.diff(curve) > 0).any():
@@ -142,13 +134,13 @@ class CenteredSpace:
     def from_arrays(cls, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> Self:
         """Build the space from what `to_arrays` returned, checking everything again."""
         what = f"a space of kind {cls.kind}"
-        check_keys(arrays, [*cls.arrays, CURVE], what)
-        radius = Radius.from_meta(take(meta, "radius", "the space's meta"))
-        given = {name: take(arrays, name, what) for name in cls.arrays}
+        convex.check_keys(arrays, [*cls.arrays, CURVE], what)
+        radius = Radius.from_meta(convex.take(meta, "radius", "the space's meta"))
+        given = {name: convex.take(arrays, name, what) for name in cls.arrays}
         return cls(**given, radius=radius, curve=arrays.get(CURVE))  # type: ignore[call-arg]
 
 
-@register_space
+@convex.register_space
 @dataclasses.dataclass(frozen=True, eq=False)
 class BallSpace(CenteredSpace):
     """All models within a distance of a centre, the node's own model (d,).
@@ -177,7 +169,7 @@ class BallSpace(CenteredSpace):
         return self.margin(w) >= -TOLERANCE * scale
 
 
-@register_space
+@convex.register_space
 @dataclasses.dataclass(frozen=True, eq=False)
 class EllipsoidSpace(CenteredSpace):
     """All models within an axis-aligned ellipsoid around the node's own model (d,).
@@ -195,7 +187,7 @@ class EllipsoidSpace(CenteredSpace):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        radii = check_array("radii", self.radii, (self.center.size,))
+        radii = convex.check_array("radii", self.radii, (self.center.size,))
         object.__setattr__(self, "radii", radii)
         if float(radii.min()) < MIN_RADIUS:
             raise SpaceError("radii", f"all at least {MIN_RADIUS:g}", float(radii.min()))

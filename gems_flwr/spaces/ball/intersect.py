@@ -7,26 +7,20 @@ if it does not reach zero. Instead, by duality, for **balls**::
       = max over the simplex of  sum_k x_k (|c_k|^2 - r_k^2) - |sum_k x_k c_k|^2
 
 with ``w = sum_k x_k c_k``: only the K x K Gram matrix of the centres counts. Any x with a positive
-value proves that the intersection is empty; any w with no positive constraint is in it. A pairwise
-test of distances is not sufficient (three balls can meet in pairs only). ``select="margin"``
-maximises the smallest ``r_k - |w - c_k|``: all radii are changed by the same t until the
-intersection is a single point; for fixed multipliers the dual is a quadratic in t whose root bounds
-t from one side, so a few solves find it.
+value proves that the intersection is empty; any w with no positive constraint is in it. If it is
+empty, the point with the largest smallest ``r_k - |w - c_k|`` is wanted: all radii grow by the same
+t until the intersection is a single point; for fixed multipliers the dual is a quadratic in t whose
+root bounds t from one side, so a few solves find it.
 
 **Ellipsoids** and balls together are ``q_k(w) = sum_i a_ki w_i^2 - 2 b_ki w_i + g_k <= 0``, and a
 half-space is the same with a = 0. For multipliers x on the simplex the minimum over w is one
-division per coordinate, ``w = B / A`` with ``A = sum_k x_k a_k``, ``B = sum_k x_k b_k``, and the
-dual ``sum_k x_k g_k - sum_i B_i^2 / A_i`` is concave in x, with gradient ``q(w)`` and Hessian
-``-2 J^T diag(1/A) J``, ``J_k = b_k - a_k w``. Newton steps, each a quadratic over the simplex as
-for balls, maximise it.
+division per coordinate, ``w = B / A`` with ``A = sum_k x_k a_k``, ``B = sum_k x_k b_k``; the dual
+``sum_k x_k g_k - sum_i B_i^2 / A_i`` is concave in x, with gradient ``q(w)`` and Hessian
+``-2 J^T diag(1/A) J``, ``J_k = b_k - a_k w``. Newton steps maximise it, each as for balls.
 
 **Any other `ConvexSet`** enters by a ball or ellipsoid around it and by the half-spaces that cut
 off the solution so far. Dropping constraints can only enlarge a set, so a positive dual still
-proves that the intersection is empty; a point is only called feasible after every space has
-confirmed it.
-
-**A concave quadratic over the simplex** is solved exactly: projected gradient with momentum finds
-which entries are positive; an active-set method finishes to machine precision.
+proves emptiness; a point is only called feasible after every space has confirmed it.
 """
 
 from __future__ import annotations
@@ -38,83 +32,69 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from gems_flwr.spaces import convex
 from gems_flwr.spaces.ball.ball import BallSpace, EllipsoidSpace
-from gems_flwr.spaces.convex import (
-    ConvexSet,
-    Intersection,
-    Select,
-    Status,
-    check_dimensions,
-    in_all,
-    node_margins,
-    verdict_of,
-    walk_from,
-)
 from gems_flwr.typing import Float
 
 Stop = Callable[[Float], bool]
-Convex = BallSpace | EllipsoidSpace | ConvexSet
+Convex = BallSpace | EllipsoidSpace | convex.ConvexSet
 
 
-def intersect_balls(
-    balls: Sequence[BallSpace], select: Select = "first", tolerance: float = 1e-10
-) -> Intersection:
+def intersect_balls(balls: Sequence[BallSpace]) -> convex.Intersection:
     """Return a point in all balls, or a proof that there is none.
 
-    ``first`` is the first feasible point on the way from the average (as in the papers),
-    ``margin`` the point deepest inside all balls. If the intersection is empty, both return the
-    point whose largest distance to a ball is smallest. `tolerance` is relative to the squared size
-    of the problem: what counts as zero.
+    The point is the first feasible one on the way from the average (as in the papers); if the
+    intersection is empty, the one whose largest distance to a ball is smallest.
     """
     began = time.perf_counter()
-    check_dimensions(balls)
-    problem = _Balls(balls, tolerance)
-    average, x, steps = problem.average, problem.uniform, 0
-    status: Status = "undecided"
-    if select == "first" and in_all(balls, average):
-        status, point = "feasible", average
-    else:
-        x, steps = problem.solve(0.0, None, early=select == "first")
+    convex.check_dimensions(balls)
+    radii = np.array([ball.radius.value for ball in balls])
+    problem = BallDual(np.stack([ball.center for ball in balls]).astype(np.float64), radii)
+    average, x = problem.average, problem.uniform
+    status: convex.Status = "feasible" if convex.in_all(balls, average) else "undecided"
+    point = average
+    if status != "feasible":
+        x = problem.solve(0.0, None, early=True)
         point = problem.point(x)
     lower, upper = problem.dual(x), problem.upper(x)
     if status != "feasible" and lower > problem.noise:
         status = "empty"
-    elif in_all(balls, point):
+    elif convex.in_all(balls, point):
         status = "feasible"
-    if status == "feasible" and select == "first":
-        point = walk_from(balls, average, point)
+    if status == "feasible":
+        point = convex.walk_from(balls, average, point)
     else:
-        x, more = problem.deepest(x)
-        steps += more
+        x = problem.deepest(x)
         deepest = problem.point(x)
-        if min(node_margins(balls, deepest)) >= min(node_margins(balls, point)):
+        if min(convex.node_margins(balls, deepest)) >= min(convex.node_margins(balls, point)):
             point = deepest
-        if status == "undecided" and in_all(balls, point):
+        if status == "undecided" and convex.in_all(balls, point):
             status = "feasible"
     span = float(np.linalg.norm(average)) + float(np.sqrt(np.diag(problem.gram).max()))
     near = float(np.linalg.norm(point - average)) <= 1e-9 * span
     known = {"status": status, "bounds": (lower, upper), "is_average": near}
-    return verdict_of(balls, point, "balls: dual over the simplex", began, steps, **known)  # type: ignore[arg-type]
+    return convex.verdict_of(balls, point, "balls: dual over the simplex", began, **known)  # type: ignore[arg-type]
 
 
-class _Balls:
-    """The dual of K balls: Gram matrix of the centres around their mean, and radii."""
+class BallDual:
+    """The dual of K balls: Gram matrix of the centres (K, d) around their mean, and radii (K,)."""
 
-    def __init__(self, balls: Sequence[BallSpace], tolerance: float) -> None:
-        centers = np.stack([ball.center for ball in balls]).astype(np.float64)
+    def __init__(self, centers: Float, radii: Float) -> None:
         self.average = centers.mean(axis=0)
         # Around the mean, so that a common offset of all models costs no digits.
         self.centers = centers - self.average
         self.gram = self.centers @ self.centers.T
-        self.radii = np.array([ball.radius.value for ball in balls])
-        self.uniform = np.full(len(balls), 1.0 / len(balls))
-        self.noise = tolerance * float(np.diag(self.gram).max() + (self.radii**2).max())
+        self.radii = radii
+        self.uniform = np.full(len(radii), 1.0 / len(radii))
+        # What counts as zero, relative to the squared size of the problem.
+        self.noise = 1e-10 * float(np.diag(self.gram).max() + (self.radii**2).max())
 
     def linear(self, t: float) -> Float:
         """The linear term with all radii larger by t."""
         return np.asarray(np.diag(self.gram) - (self.radii + t) ** 2)
 
     def dual(self, x: Float, t: float = 0.0) -> float:
+        """The value for multipliers x, with all radii larger by t."""
         return float(x @ self.linear(t) - x @ self.gram @ x)
 
     def upper(self, x: Float, t: float = 0.0) -> float:
@@ -122,19 +102,22 @@ class _Balls:
         return float((self.linear(t) - 2 * self.gram @ x + x @ self.gram @ x).max())
 
     def point(self, x: Float) -> Float:
+        """Return the mean of the centres with these weights."""
         return np.asarray(self.average + x @ self.centers)
 
-    def solve(self, t: float, start: Float | None, early: bool) -> tuple[Float, int]:
+    def solve(self, t: float, start: Float | None, early: bool) -> Float:
+        """Return the best multipliers; `early`: the first that decide whether the balls meet."""
+
         def stop(x: Float) -> bool:
             return self.dual(x, t) > self.noise or self.upper(x, t) <= -self.noise
 
         return maximise_on_simplex(self.linear(t), self.gram, start, stop if early else None)
 
-    def deepest(self, x: Float) -> tuple[Float, int]:
+    def deepest(self, x: Float) -> Float:
         """Return the multipliers of the point with the largest smallest margin."""
         # No margin exceeds the smallest radius; at that t the smallest ball is a point.
         t = -float(self.radii.min())
-        x, steps = self.solve(t, x, early=False)
+        x = self.solve(t, x, early=False)
         for _ in range(30):
             # For these multipliers the dual is zero at the larger root of a quadratic in t.
             mean = float(x @ self.radii)
@@ -143,66 +126,59 @@ class _Balls:
             if root <= t + 1e-12 * (abs(t) + 1e-12):
                 break
             t = root
-            x, more = self.solve(t, x, early=False)
-            steps += more
-        return x, steps
+            x = self.solve(t, x, early=False)
+        return x
 
 
 # --- ellipsoids and other sets --------------------------------------------------------------------
 
 
 def intersect_convex(
-    spaces: Sequence[Convex], select: Select = "first", rounds: int = 60, tolerance: float = 1e-7
-) -> Intersection:
+    spaces: Sequence[Convex], rounds: int = 60, tolerance: float = 1e-7
+) -> convex.Intersection:
     """Return a point in all spaces, or a proof that there is none.
 
-    ``first`` is the first feasible point on the way from the average, ``margin`` the point whose
-    largest constraint value is smallest (deepest relative to each space's size), to a duality gap
-    of `tolerance`. Without a verdict after so many `rounds` of cuts it is ``undecided``.
+    The point is the first feasible one on the way from the average; if there is none, the one whose
+    largest constraint value is smallest, to a duality gap of `tolerance`. Without a verdict after
+    so many `rounds` of cuts it is ``undecided``.
     """
     began = time.perf_counter()
-    check_dimensions(spaces)
+    convex.check_dimensions(spaces)
     origin = np.asarray(np.mean([s.center for s in spaces], axis=0, dtype=np.float64))
-    early = select == "first"
     others = [space for space in spaces if not isinstance(space, BallSpace | EllipsoidSpace)]
     plain = [s if isinstance(s, BallSpace | EllipsoidSpace) else s.outer() for s in spaces]
     problem = Quadratics.of(plain, origin)
-    status: Status = "feasible" if early and in_all(spaces, origin) else "undecided"
-    best, lower, upper, total = origin, -np.inf, np.inf, 0
+    status: convex.Status = "feasible" if convex.in_all(spaces, origin) else "undecided"
+    best, lower, upper = origin, -np.inf, np.inf
     x: Float | None = None
 
     def stop(w: Float, value: float) -> bool:
         # Not at the first proof of emptiness: the least violating point is wanted.
-        return early and value <= 0 and in_all(spaces, origin + w)
+        return value <= 0 and convex.in_all(spaces, origin + w)
 
     for _ in range(0 if status == "feasible" else rounds):
-        x, steps = maximise_dual(problem, x, stop, tolerance=tolerance / 10)
-        total += steps
+        x = maximise_dual(problem, x, stop, tolerance=tolerance / 10)
         w, value = problem.minimiser(x)
         lower, point = max(lower, value - problem.rounding(x, w)), origin + w
         cuts = [(n, o) for space in others for n, o in zip(*space.cuts(point), strict=True)]
         beyond = max([float(n @ point - o) for n, o in cuts], default=-np.inf)
-        worst, inside = max(beyond, float(problem.values(w).max())), in_all(spaces, point)
-        found = status == "feasible"
-        if (inside and not found) or (inside == found and worst < upper):
+        worst, inside = max(beyond, float(problem.values(w).max())), convex.in_all(spaces, point)
+        if inside or worst < upper:
             upper, best = worst, point
-            status = "feasible" if inside else status
-        if lower > 0:
-            status = "empty"
-        is_deepest = early or upper - lower <= tolerance
-        if status == "empty" or (status == "feasible" and is_deepest) or not cuts:
+        status = "feasible" if inside else "empty" if lower > 0 else "undecided"
+        if status != "undecided" or not cuts:
             break
         normals = np.array([n for n, _ in cuts])
         # Weights are counted from the origin: shift the offsets.
         shifted = normals @ origin - np.array([o for _, o in cuts])
         problem = problem + Quadratics(np.zeros_like(normals), -normals / 2, shifted)
         x = np.append(x, np.zeros(len(cuts)))
-    if status == "feasible" and early:
-        best = walk_from(spaces, origin, best)
+    if status == "feasible":
+        best = convex.walk_from(spaces, origin, best)
     near = float(np.linalg.norm(best - origin)) <= 1e-9 * (1 + float(np.linalg.norm(origin)))
     method = "quadratics: dual with cutting planes"
     known = {"status": status, "bounds": (lower, upper), "is_average": near}
-    return verdict_of(spaces, best, method, began, total, **known)  # type: ignore[arg-type]
+    return convex.verdict_of(spaces, best, method, began, **known)  # type: ignore[arg-type]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -256,28 +232,26 @@ def maximise_dual(
     stop: Callable[[Float, float], bool] | None = None,
     steps: int = 60,
     tolerance: float = 1e-9,
-) -> tuple[Float, int]:
-    """Return multipliers that maximise the dual, and the number of Newton steps.
+) -> Float:
+    """Return multipliers that maximise the dual.
 
     The first constraint must have curvature everywhere. `stop` gets w and the dual value;
     `tolerance` is the largest constraint minus the dual value, relative to the larger of it and 1.
     """
-    count = len(problem.g)
     curved = (problem.a > 0).all(axis=1)
     x = curved / curved.sum() if start is None else np.asarray(start, dtype=np.float64)
     w, value = problem.minimiser(x)
-    for step in range(1, steps + 1):
+    for _ in range(steps):
         slopes = problem.values(w)
         gap = float(slopes.max()) - value
         if gap <= tolerance * max(1.0, abs(value)) or (stop is not None and stop(w, value)):
-            return x, step
+            break
         jacobian = problem.b - problem.a * w
         curvature = np.maximum(x @ problem.a, 1e-300)
         gram = (jacobian / curvature) @ jacobian.T
-        target, _ = maximise_on_simplex(slopes, gram, x)
+        target = maximise_on_simplex(slopes, gram, x)
         share, direction = 1.0, target - x
         promise = float(slopes @ direction)
-        improved = False
         for _ in range(50):
             candidate = x + share * direction
             # Keep a trace of curvature, or the next minimiser is unbounded.
@@ -285,12 +259,12 @@ def maximise_dual(
                 candidate = candidate * (1 - 1e-9) + 1e-9 * curved / curved.sum()
             w_new, fresh = problem.minimiser(candidate)
             if fresh >= value + 1e-4 * share * promise and fresh > value:
-                x, w, value, improved = candidate, w_new, fresh, True
+                x, w, value = candidate, w_new, fresh
                 break
             share /= 2
-        if not improved:
-            return x, step
-    return np.asarray(x).reshape(count), steps
+        else:
+            break
+    return np.asarray(x)
 
 
 # --- a quadratic over the simplex -----------------------------------------------------------------
@@ -310,8 +284,8 @@ def maximise_on_simplex(
     start: Float | None = None,
     stop: Stop | None = None,
     tolerance: float = 1e-12,
-) -> tuple[Float, int]:
-    """Return the maximiser of ``linear . x - x . gram . x`` over the simplex, and the steps taken.
+) -> Float:
+    """Return the maximiser of ``linear . x - x . gram . x`` over the simplex.
 
     `start` (K,) is uniform if left out. Once `stop` returns true for the current point, that is
     returned. `tolerance` is the largest gain in a coordinate that is left, relative to the data's
@@ -321,20 +295,20 @@ def maximise_on_simplex(
     x = np.full(count, 1.0 / count) if start is None else project_to_simplex(start)
     scale = float(np.abs(linear).max() + np.abs(gram).max())
     if count == 1 or scale == 0 or (stop is not None and stop(x)):
-        return x, 0
+        return x
 
     def gain(x: Float) -> float:
         """Return how much more the steepest coordinate promises than the current point."""
         slope = linear - 2 * gram @ x
         return float(slope.max() - slope @ x)
 
-    x, steps, done = _momentum(linear, gram, x, scale, stop, lambda x: gain(x) <= tolerance * scale)
+    x, done = _momentum(linear, gram, x, scale, stop, lambda x: gain(x) <= tolerance * scale)
     if done:
-        return x, steps
+        return x
     support = np.flatnonzero(x > 1e-12)
     best, best_gain = x, gain(x)
     # Primal active-set steps: solve on the support, drop what turns negative, add the best.
-    for step in range(1, 3 * count + 50):
+    for _ in range(3 * count + 50):
         solved = _solve_on(linear, gram, support, scale)
         if (solved < 0).any():
             old = x[support]
@@ -353,18 +327,18 @@ def maximise_on_simplex(
         if left < best_gain:
             best, best_gain = x, left
         if left <= tolerance * scale or (stop is not None and stop(x)):
-            return x, steps + step
+            return x
         slope = linear - 2 * gram @ x
         slope[support] = -np.inf
         if not np.isfinite(slope.max()):
             break
         support = np.append(support, int(np.argmax(slope)))
-    return best, steps + 3 * count + 50
+    return best
 
 
 def _momentum(
     linear: Float, gram: Float, x: Float, scale: float, stop: Stop | None, close: Stop
-) -> tuple[Float, int, bool]:
+) -> tuple[Float, bool]:
     """Accelerated projected gradient with restarts, at most 400 steps."""
     # A few power steps bound the largest eigenvalue from below; the factor makes it safe,
     # the row-sum norm is a bound from above.
@@ -387,8 +361,8 @@ def _momentum(
         following = (1 + np.sqrt(1 + 4 * t * t)) / 2
         y, x, t = fresh + (t - 1) / following * (fresh - x), fresh, following
         if step % 10 == 0 and ((stop is not None and stop(x)) or close(x)):
-            return x, step, True
-    return x, 400, False
+            return x, True
+    return x, False
 
 
 def _solve_on(linear: Float, gram: Float, support: NDArray[np.intp], scale: float) -> Float:

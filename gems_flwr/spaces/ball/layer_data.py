@@ -1,8 +1,7 @@
 """A linear layer, the data on which it is judged, and when it is good enough.
 
-2019, Eq. 1: accuracy of at least epsilon. 2018, Section 3.1: mean loss of at most epsilon; the loss
-here is the cross-entropy, as in its experiments. Along ``w = c + R u`` every class score is affine
-in R: `LayerData` gives the scores at c and their slopes along a bunch of directions.
+2019, Eq. 1: accuracy of at least epsilon. Along ``w = c + R u`` every class score is affine in R:
+`LayerData` gives the scores at c and their slopes along a bunch of directions.
 
 Decided here: a tie for the highest score counts as wrong (else the zero model would be perfect),
 and "accuracy of at least epsilon" means at least ``ceil(epsilon * n)`` samples. A layer with one
@@ -16,14 +15,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
-from gems_flwr.errors import ModelError, OptionError
+from gems_flwr.errors import ModelError
 
 CHUNK_BYTES = 64 * 2**20
 
@@ -48,34 +45,10 @@ def class_margins(scores: Tensor, labels: Tensor) -> Tensor:
     return margins.scatter(1, index, torch.inf)
 
 
-@dataclasses.dataclass(frozen=True)
-class Quality:
-    """The model evaluation function Q."""
-
-    epsilon: float  # least accuracy, in (0, 1], or largest mean cross-entropy, above 0
-    measure: Literal["accuracy", "loss"] = "accuracy"
-
-    def __post_init__(self) -> None:
-        if self.measure not in ("accuracy", "loss"):
-            raise OptionError(f"measure: expected accuracy or loss, got {self.measure!r}")
-        high = 1.0 if self.measure == "accuracy" else math.inf
-        if not 0 < self.epsilon <= high:
-            raise OptionError(f"epsilon: expected a number in (0, {high:g}], got {self.epsilon}")
-
-    def score(self, scores: Tensor, labels: Tensor) -> float:
-        """Return the accuracy or the mean cross-entropy of class scores."""
-        scores = two_sided(scores)
-        if self.measure == "loss":
-            return float(cross_entropy(scores, labels))
-        right = class_margins(scores, labels).amin(dim=1) > 0
-        return float(right.sum()) / len(labels)
-
-    def good(self, scores: Tensor, labels: Tensor) -> bool:
-        """Return whether class scores are good enough: Q = 1."""
-        value = self.score(scores, labels)
-        if self.measure == "loss":
-            return value <= self.epsilon
-        return round(value * len(labels)) >= required_correct(self.epsilon, len(labels))
+def accuracy(scores: Tensor, labels: Tensor) -> float:
+    """Return the share of class scores that are right: the model evaluation function."""
+    right = class_margins(two_sided(scores), labels).amin(dim=1) > 0
+    return float(right.sum()) / len(labels)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -117,8 +90,7 @@ class LayerData:
     @property
     def center(self) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
         """The layer as one flat vector: weight row by row, then bias."""
-        parts = [self.weight.reshape(-1)] + ([] if self.bias is None else [self.bias])
-        return torch.cat(parts).detach().to("cpu", torch.float32).numpy()
+        return self.flat(self.center_matrix()[None])[0].to("cpu", torch.float32).numpy()
 
     def augmented(self, rows: slice) -> tuple[Tensor, Tensor]:
         """Return inputs with a column of ones (if there is a bias) and labels of some rows."""

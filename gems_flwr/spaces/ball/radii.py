@@ -6,8 +6,7 @@
 right on one interval of R, and the number of right samples changes at finitely many known radii.
 The first at which fewer than ``ceil(epsilon n)`` are right is an order statistic of those: no
 search, and the whole curve r(epsilon) in one pass. Samples that are wrong at the centre may become
-right further out, and count (Eq. 1 counts them). The mean cross-entropy is convex in R: bisection
-on the scores finds where it crosses epsilon.
+right further out, and count (Eq. 1 counts them).
 
 **The worst directions** (``worst``). In thousands of dimensions random directions miss the bad
 ones: the sampled radius is tens of times the distance of a failing model. What hurts most is to
@@ -22,164 +21,87 @@ one for the bias; for an ellipsoid with relative axes s that of ``s * grad``). S
 up to ``rho_i = min_j m_ij / (sqrt(2) |x_i|)``, and within the k-th smallest rho at most k - 1
 samples break. Radii are shrunk by 1e-5 to cover single-precision rounding.
 
-**Searches** (``bisection``, Algorithm 2 of 2019; ``growing``, Algorithm 1 of 2018) draw new
-directions at every radius. Decided here: bisection returns the *verified* lower end of the bracket,
-not its middle, which was never tested; growing stops at ``largest`` (the printed loop never ends if
-Q is always 1), and is 0, not negative, if the first radius fails.
-
 **The axes** of an ellipsoid are ``r_i = max(min_j F_j / F_i, c) * R`` (Eq. 5) with the Fisher
-diagonal F, here in closed form. The released code adds a damping of 1e-5 to every F. Without it the
-least F of thousands is so small that nearly every axis lies on the floor: a ball of twice the
-bytes. Decided here: a weight with F = 0 (a pixel that is always black) gets the full length; the
-minimum is over the *positive* F, or one dead pixel would push all axes to the floor.
+diagonal F, here in closed form: in expectation over labels, where the released code draws one for
+each of 200 samples. As there 1e-5 is added to every F; without it the least F of thousands is so
+small that nearly every axis lies on the floor: a ball of twice the bytes.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gems_flwr.bounds import MAX_WEIGHT
-from gems_flwr.errors import NotGoodEnoughError, OptionError
+from gems_flwr.errors import NotGoodEnoughError
 from gems_flwr.spaces.ball.ball import BallSpace, EllipsoidSpace, Method, Radius, thin_curve
 from gems_flwr.spaces.ball.layer_data import (
     LayerData,
-    Quality,
     class_margins,
     random_directions,
     required_correct,
-    two_sided,
 )
 
 # What the released code adds to the Fisher diagonal.
 DAMPING = 1e-5
 SHRINK = 1 - 1e-5
-# How finely the papers' searches look: Delta of 2019; r_initial and delta of 2018.
-_BISECT_TO, _GROW_BY = 0.01, 0.1
+# R_max of 2019.
+LARGEST = 4000.0
 
 
 def build_ball(
-    data: LayerData,
-    quality: Quality,
-    method: Method = "worst",
-    *,
-    curve: bool = False,
-    **options: Any,
+    data: LayerData, epsilon: float, method: Method = "worst", *, curve: bool = False, **search: Any
 ) -> BallSpace:
-    """Return the ball around a linear layer, with or without its curve; options: `find_extent`."""
-    radius, radii = find_extent(data, quality, method, **options)
+    """Return the ball around a linear layer, with or without its curve; search: `find_extent`."""
+    radius, radii = find_extent(data, epsilon, method, **search)
     return BallSpace(data.center, radius, thin_curve(radii) if curve else None)
 
 
 def build_ellipsoid(
     data: LayerData,
-    quality: Quality,
+    epsilon: float,
     method: Method = "worst",
     *,
-    fisher: Tensor | None = None,
     floor: float = 0.1,
-    damping: float = DAMPING,
     curve: bool = False,
-    **options: Any,
+    **search: Any,
 ) -> EllipsoidSpace:
-    """Return the ellipsoid around a linear layer; curve and options as in `build_ball`.
+    """Return the ellipsoid around a linear layer; curve and search as in `build_ball`.
 
-    `fisher` (d,) is the Fisher diagonal; the layer's own, exact over labels, if left out. `floor`
-    is c of Eq. 5; `damping` is added to the diagonal. The data's own axes are replaced.
+    `floor` is c of Eq. 5. The data's own axes are replaced.
     """
-    diagonal = linear_fisher(data) if fisher is None else fisher
-    axes = relative_axes(diagonal, floor, damping).to(data.weight)
+    axes = relative_axes(linear_fisher(data), floor).to(data.weight)
     shaped = dataclasses.replace(data, axes=axes)
-    radius, radii = find_extent(shaped, quality, method, **options)
-    if radius.value <= 0:
-        raise NotGoodEnoughError(quality.epsilon, quality.epsilon, quality.measure)
+    radius, radii = find_extent(shaped, epsilon, method, **search)
     lengths = (axes.double().cpu().numpy() * radius.value).astype(np.float32)
     return EllipsoidSpace(data.center, lengths, radius, thin_curve(radii) if curve else None)
 
 
 def find_extent(
     data: LayerData,
-    quality: Quality,
+    epsilon: float,
     method: Method = "worst",
     *,
     directions: int = 500,
-    largest: float = 4000.0,
     seed: int = 0,
 ) -> tuple[Radius, NDArray[np.float64]]:
-    """Return the radius of a layer, and those of all accuracies if the method has them, else none.
+    """Return the radius of a layer for an accuracy of epsilon, and those of all accuracies.
 
-    The method is one of `Radius`; worst and certified radii are about accuracies, all others look
-    along random directions. No radius is above `largest` (R_max). A NotGoodEnoughError if not even
-    the centre is good enough.
+    The method is one of `Radius`. A NotGoodEnoughError if not even the centre is good enough.
     """
-    epsilon, by_loss = quality.epsilon, quality.measure == "loss"
-    if by_loss and method in ("worst", "certified"):
-        raise OptionError(f"radius={method!r} needs measure='accuracy'")
-    scores, y = data.scores()
-    if not quality.good(scores, y):
-        raise NotGoodEnoughError(epsilon, quality.score(scores, y), quality.measure)
-    if method in ("bisection", "growing"):
-        value = _searched(data, quality, method, directions, largest, seed)
-        return Radius(value, method, epsilon, directions), np.zeros(0)
-    rays, used = random_directions(data, directions, seed), directions
-    if by_loss:
-        value = loss_radius(data, rays, quality, largest)
-        return Radius(min(value, largest), method, epsilon, used), np.zeros(0)
+    used = directions
     if method == "certified":
         curve, used = certified_curve(data), 0
     elif method == "worst":
         curve, used = worst_curve(data, epsilon)
     else:
-        curve = accuracy_curve(data, rays)
-    return Radius(min(curve.radius(epsilon), largest), method, epsilon, used), curve.radii
-
-
-def good_enough(data: LayerData, quality: Quality) -> Callable[[NDArray[Any]], bool]:
-    """Return Q as a function of the flat model, for the papers' searches."""
-    x, y = data.augmented(slice(None))
-
-    def good(w: NDArray[Any]) -> bool:
-        matrix = data.matrix(torch.from_numpy(w).to(data.weight)[None])[0]
-        return quality.good(two_sided(x @ matrix.T), y)
-
-    return good
-
-
-def _searched(
-    data: LayerData, quality: Quality, method: Method, samples: int, largest: float, seed: int
-) -> float:
-    """Return the largest radius at which so many random models were all good enough."""
-    good, center = good_enough(data, quality), data.center
-    axes = None if data.axes is None else data.axes.cpu().numpy().astype(np.float32)
-    generator = np.random.default_rng(seed)
-
-    def all_good(radius: float) -> bool:
-        for _ in range(samples):
-            away = generator.standard_normal(center.size, dtype=np.float32)
-            away = away / np.linalg.norm(away)
-            away = away if axes is None else away * axes
-            if not good(center + np.float32(radius) * away):
-                return False
-        return True
-
-    verified, upper, radius = 0.0, largest, _GROW_BY
-    if method == "growing":
-        while radius <= largest and all_good(radius):
-            verified, radius = radius, radius + _GROW_BY
-        return verified
-    while upper - verified > _BISECT_TO:
-        radius = (verified + upper) / 2
-        if all_good(radius):
-            verified = radius
-        else:
-            upper = radius
-    return verified
+        curve = accuracy_curve(data, random_directions(data, directions, seed))
+    return Radius(min(curve.radius(epsilon), LARGEST), method, epsilon, used), curve.radii
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -208,9 +130,6 @@ class RadiusCurve:
         if need > round(self.accuracy * self.count):
             raise NotGoodEnoughError(epsilon, self.accuracy, "accuracy")
         return float(self.radii[need])
-
-
-# --- along given rays -----------------------------------------------------------------------------
 
 
 def right_intervals(data: LayerData, directions: Tensor) -> tuple[Tensor, Tensor]:
@@ -284,46 +203,6 @@ def _first_failures(right_now: int, gains: Tensor, losses: Tensor) -> tuple[Tens
     return (counts[drop] + 1).long(), values[drop]
 
 
-def loss_radius(
-    data: LayerData, directions: Iterable[Tensor], quality: Quality, largest: float = MAX_WEIGHT
-) -> float:
-    """Return the first radius, up to `largest`, at which the loss exceeds epsilon on any ray."""
-    scores, y = data.scores()
-    if (at_center := quality.score(scores, y)) > quality.epsilon:
-        raise NotGoodEnoughError(quality.epsilon, at_center, "loss")
-    best = largest
-    for chunk in directions:
-        slopes = torch.cat(
-            [data.slopes(chunk, data.augmented(rows)[0]) for rows in data.row_chunks(chunk.numel())]
-        )
-
-        def fails(rays: Tensor, radii: Tensor, slopes: Tensor = slopes) -> Tensor:
-            moved = scores[..., None] + radii.to(scores) * slopes[..., rays]
-            own = moved[torch.arange(len(y), device=y.device), y]
-            return (moved.logsumexp(dim=1) - own).double().mean(dim=0) > quality.epsilon
-
-        high = torch.full((len(chunk),), best, dtype=torch.float64, device=slopes.device)
-        low = torch.zeros_like(high)
-        # Convexity: beyond its crossing a ray stays beyond, so one look at `best` sorts out
-        # the rays that cannot lower it.
-        alive = torch.nonzero(fails(torch.arange(len(chunk), device=high.device), high))[:, 0]
-        for _ in range(80):
-            bracket = (high - low)[alive]
-            if not len(alive) or float(bracket.max()) <= 1e-7 * float(high[alive].max()):
-                break
-            middle = (low[alive] + high[alive]) / 2
-            failed = fails(alive, middle)
-            high[alive[failed]] = middle[failed]
-            low[alive[~failed]] = middle[~failed]
-            alive = alive[low[alive] <= high[alive].min()]
-        if len(alive):
-            best = min(best, float(low[alive].min()))
-    return best
-
-
-# --- proofs ---------------------------------------------------------------------------------------
-
-
 def safe_radii(data: LayerData) -> Tensor:
     """Return how far each sample is sure to stay right; 0 if it is wrong, shape (n,)."""
     parts, outputs = [], data.weight.shape[0]
@@ -349,9 +228,6 @@ def certified_curve(data: LayerData) -> RadiusCurve:
     safe = np.sort(safe_radii(data).double().cpu().numpy()) * SHRINK
     # With k samples asked for, failing takes n - k + 1 broken ones: the (n - k + 1)-th.
     return RadiusCurve(np.concatenate([[np.inf], safe[::-1]]))
-
-
-# --- the worst rays -------------------------------------------------------------------------------
 
 
 def _pushed(data: LayerData, changes: Sequence[Tensor]) -> Tensor:
@@ -417,48 +293,25 @@ def worst_curve(data: LayerData, epsilon: float, refine: int = 2) -> tuple[Radiu
     return curve, count
 
 
-# --- the axes of an ellipsoid ---------------------------------------------------------------------
-
-
-def linear_fisher(
-    data: LayerData,
-    labels: Literal["sampled", "exact"] = "exact",
-    seed: int = 0,
-    samples: int | None = None,
-) -> Tensor:
+def linear_fisher(data: LayerData) -> Tensor:
     """Return the flat Fisher diagonal of a linear layer in closed form.
 
     The gradient of a sample is ``(e_y - p) x^T``; in expectation over y its square is ``p (1 - p)``
-    times ``x^2``: two matmuls. Labels are one per input, drawn from the model's own prediction, or
-    the expectation over all of them. Of the inputs, `samples` are drawn without repetition.
+    times ``x^2``: two matmuls.
     """
-    generator = torch.Generator().manual_seed(seed)
-    if samples is not None and samples < len(data.inputs):
-        drawn = torch.randperm(len(data.inputs), generator=generator)[:samples]
-        data = dataclasses.replace(data, inputs=data.inputs[drawn], labels=data.labels[drawn])
     total = torch.zeros_like(data.center_matrix())
     for rows in data.row_chunks(data.weight.shape[1] + data.num_classes):
-        scores, _ = data.scores(rows)
-        x, _ = data.augmented(rows)
-        chances = scores.softmax(dim=1)
-        if labels == "sampled":
-            y = torch.multinomial(chances.cpu(), 1, generator=generator)[:, 0].to(x.device)
-            squared = (torch.nn.functional.one_hot(y, chances.shape[1]) - chances) ** 2
-        else:
-            squared = chances * (1 - chances)
+        chances = data.scores(rows)[0].softmax(dim=1)
+        squared = chances * (1 - chances)
         squared = squared if data.weight.shape[0] > 1 else squared[:, 1:]
-        total += squared.T @ (x * x)
+        total += squared.T @ data.augmented(rows)[0] ** 2
     return data.flat(total[None] / len(data.inputs))[0]
 
 
-def relative_axes(fisher: Tensor, floor: float = 0.1, damping: float = 0.0) -> Tensor:
+def relative_axes(fisher: Tensor, floor: float = 0.1, damping: float = DAMPING) -> Tensor:
     """Return ``max(min_j F_j / F_i, c)`` with damped F, the axes of Eq. 5 relative to R.
 
-    c, the `floor` in (0, 1], is 0.1 in the released code; Eq. 5 has no `damping`.
+    c, the `floor` in (0, 1], is 0.1 in the released code.
     """
-    fisher = fisher + damping
-    positive = fisher[fisher > 0]
-    if not len(positive):
-        return torch.ones_like(fisher)
-    ratio = positive.min() / fisher.clamp_min(float(positive.min()))
+    ratio = (fisher.min() + damping) / (fisher + damping)
     return ratio.clamp_min(floor)

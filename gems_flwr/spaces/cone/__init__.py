@@ -41,7 +41,7 @@ _NAMES = {
         "shown_numbers smallest_count whole_count"
     ),
     "solve": (
-        "CascadeSum ConeObjective ConeOptions HeadMoments LowRankComponents POINTS "
+        "ConeObjective ConeOptions HeadMoments LowRankComponents POINTS "
         "RIDGE_LOW_RANK balanced_shares covariance_from_means lend_covariances missing_classes "
         "pool_moments solve_cones"
     ),

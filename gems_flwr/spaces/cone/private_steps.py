@@ -54,9 +54,6 @@ _CHUNK = 4096
 Whole = NDArray[np.int64]
 
 
-# --- the sums, on a node --------------------------------------------------------------------------
-
-
 def whole_mean_sums(inputs: Float, labels: Whole, classes: int, clip: float) -> dict[str, Whole]:
     """Return the sums from which class means are made, of inputs (n, D) shortened to `clip`.
 
@@ -168,9 +165,6 @@ def _room(longest: int, numbers: int) -> float:
 def _chunks(count: int) -> Iterator[slice]:
     for start in range(0, count, _CHUNK):
         yield slice(start, start + _CHUNK)
-
-
-# --- the layer, on the server ---------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -12,15 +12,10 @@ loss of a sample is at most ``log C`` and the largest difference of two of its s
 
 **Steps** are those of a quasi-Newton method whose first matrix is the curvature by moments,
 corrected by the pairs of steps and differences of gradients of earlier rounds (Nocedal's two-loop
-recursion): the idea of Jordan, Lee and Yang (2018), with moments in place of one node's data. Nodes
-report their losses at points ``(1 + u) V + t d``, and the best is taken only if it is better than
-where we are; so the loss cannot rise, however bad the curvature is. With ``G_c``, the nodes'
-estimate for class c, and ``A_c``, the second moment of its inputs, the curvature is::
-
-    H V = sum_c share_c G_c V A_c + 2 ridge V
-
-positive definite by construction. Its factors are multiplied as if they were independent; they are
-not, which is why steps are safeguarded.
+recursion; the idea of Jordan, Lee and Yang 2018). Nodes report their losses at points
+``(1 + u) V + t d``, and the best is taken only if it is better than where we are: the loss cannot
+rise. With ``G_c``, the nodes' estimate for class c, and ``A_c``, the second moment of its inputs,
+the curvature ``H V = sum_c share_c G_c V A_c + 2 ridge V`` is positive definite by construction.
 
 **The bound.** The mean loss L is convex and at least 0, so every gradient ``a_t`` gives a plane
 below it, and so does any mean of planes, with weights theta. With the ridge, also on the bias, its
@@ -44,6 +39,7 @@ from functools import partial
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.sparse.linalg import LinearOperator, cg
 from torch import Tensor
 
 from gems_flwr.devices import exact_device
@@ -51,7 +47,7 @@ from gems_flwr.samples import Samples
 from gems_flwr.secure.fixed_point import Section
 from gems_flwr.spaces.ball.intersect import maximise_on_simplex
 from gems_flwr.spaces.cone.covariance import upper_half
-from gems_flwr.spaces.cone.solve import PooledMoments, component_means
+from gems_flwr.spaces.cone.solve import PooledMoments, component_images, component_means
 from gems_flwr.spaces.cone.totals import SLACK, Standard, chunks
 from gems_flwr.typing import Float
 
@@ -358,7 +354,7 @@ def dot(a: Float, b: Float) -> float:
 
 def squared_length(a: Float) -> float:
     """Return the sum of squares."""
-    return float((a * a).sum())
+    return dot(a, a)
 
 
 # --- the curvature by moments ---------------------------------------------------------------------
@@ -392,35 +388,17 @@ class LossCurvature:
 
     def __call__(self, layer: Float) -> Float:
         """Return the product with a direction of shape (C, D + 1)."""
-        moments, shares, weight = self.moments, self.shares, layer[:, :-1] / self.scale
-        result = np.zeros_like(layer)
-        for entry, matrix in enumerate(moments.matrices):
-            mixed = self._of_class(moments.labels[entry]) * shares[entry]
-            result[:, :-1] += mixed @ (weight @ matrix)
-            score = mixed @ (weight @ moments.means[entry] + layer[:, -1])
-            result[:, :-1] += np.outer(score, moments.means[entry])
-            result[:, -1] += score
-        first = len(moments.matrices)
-        for block in moments.low.blocks():
-            labels = moments.labels[first:][block.components]
-            parts = shares[first:][block.components]
-            owner = np.repeat(np.arange(len(labels)), block.present.sum(axis=1))
-            for label in np.unique(labels):
-                mine = labels == label
-                mixed = self._of_class(label)
-                rows = np.concatenate([block.means[mine], block.factors[mine[owner]]])
-                weights = np.concatenate([parts[mine], parts[owner[mine[owner]]]])
-                seen = weight @ rows.T
-                seen[:, : mine.sum()] += layer[:, -1:]
-                seen *= weights
-                spread = weight * (parts[mine] @ block.variances[mine])
-                result[:, :-1] += mixed @ (seen @ rows + spread)
-                result[:, -1] += mixed @ seen[:, : mine.sum()].sum(axis=1)
+        result, weight = np.zeros_like(layer), torch.from_numpy(layer[:, :-1] / self.scale)
+        for rows, *tensors in component_images(self.moments, weight):
+            means, images = (tensor.numpy() for tensor in tensors)
+            labels = self.moments.labels[rows] if len(self.softmax) > 1 else 0
+            mixed = self.softmax[labels] * self.shares[rows, None, None]
+            scores = means @ weight.numpy().T + layer[:, -1]
+            by_scores = np.einsum("nij,nj->ni", mixed, scores)
+            result[:, :-1] += np.tensordot(mixed, images, ([0, 2], [0, 1])) + by_scores.T @ means
+            result[:, -1] += by_scores.sum(axis=0)
         result[:, :-1] /= self.scale
         return result + 2 * self.ridge * layer
-
-    def _of_class(self, label: int) -> Float:
-        return np.asarray(self.softmax[label if len(self.softmax) > 1 else 0])
 
 
 def shares_within(moments: PooledMoments) -> Float:
@@ -451,21 +429,15 @@ def conjugate_gradients(product: Product, target: Float, damping: float, steps: 
     The product with H is positive semi-definite. Stopped early, the result is still a direction of
     descent.
     """
-    found, rest, direction = np.zeros_like(target), target, target
-    square = first = squared_length(rest)
-    for _ in range(steps):
-        if square <= 1e-8 * first:
-            break
-        image = product(direction) + damping * direction
-        bend = dot(direction, image)
-        if bend <= 0:
-            break
-        length = square / bend
-        found = found + length * direction
-        rest = rest - length * image
-        before, square = square, squared_length(rest)
-        direction = rest + square / before * direction
-    return found
+
+    def damped(flat: Float) -> Float:
+        return (product(flat.reshape(target.shape)) + damping * flat.reshape(target.shape)).ravel()
+
+    shape = (target.size, target.size)
+    operator = LinearOperator(shape, matvec=damped, dtype=np.float64)
+    return np.asarray(cg(operator, target.ravel(), rtol=1e-4, maxiter=steps)[0]).reshape(
+        target.shape
+    )
 
 
 # --- how far from the optimum ---------------------------------------------------------------------
@@ -494,7 +466,7 @@ def loss_bound(
         return float(weights @ linear) + length**2 / (4 * ridge)
 
     gram = planes @ planes.T / (4 * ridge)
-    best, _ = maximise_on_simplex(-linear - planes @ own / (2 * ridge), gram)
+    best = maximise_on_simplex(-linear - planes @ own / (2 * ridge), gram)
     # Any weights give a bound; these ones do not know of the rounding.
     corners = np.eye(len(linear))
     found = min(value(weights) for weights in (best, *corners))

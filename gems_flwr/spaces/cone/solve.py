@@ -5,36 +5,28 @@ pairwise logistic loss under the nodes' moments::
 
     sum_c pi_c sum_{j != c} E softplus(-(m_cj + sqrt(v_cj) xi)) + ridge |W|^2,  xi ~ N(0, 1)
 
-with m, v as in `gems_flwr.spaces.cone.cone` and pi_c the share of the samples. The expectation is a
-9-point Gauss-Hermite sum; L-BFGS minimises it. Features are divided by their pooled deviation
-first, which is where the ridge acts. The objective is smooth and convex.
-
-It is evaluated a block of components at a time (see `PooledMoments`). Automatic differentiation
-would keep every block until the end, so products with large arrays are differentiated by hand, and
-torch differentiates what has a few numbers per component. Sums have the order of automatic
-differentiation of the whole formula, so that digits do not depend on the blocks.
+with m, v as in `gems_flwr.spaces.cone.cone` and pi_c the share of the samples: smooth and convex.
+The expectation is a 9-point Gauss-Hermite sum; L-BFGS minimises it. Features are divided by their
+pooled deviation first, which is where the ridge acts. Torch differentiates what has a few numbers
+per component; as covariances are symmetric, their products with W serve the gradient.
 
 **The moments of all nodes.** Full moments of one class are pooled exactly (counts add, means and
 covariances by the law of total variance), so that any split of the same data gives the same
-numbers. Low-rank components stay in the form in which they were sent, and a few at a time become
-numbers in double precision: of thousands of nodes all would not fit into memory.
+numbers. Low-rank components stay as they were sent, and a few at a time become numbers in double
+precision: of thousands of nodes all would not fit into memory.
 
 A class too small for a covariance on a node is lent that of the same class on other nodes, where
 any sent it, else the covariance within all classes. Where no node sent any, it is estimated from
 the spread of means, as in FedCOF: the mean of n samples has covariance Sigma / n, so that for K_c
-groups of class c, with n_ck samples and means mu_ck around mu_c::
-
-    sum_c sum_k n_ck (mu_ck - mu_c) (mu_ck - mu_c)^T / sum_c (K_c - 1)
-
-is Sigma on average. Without a second mean of any class a round covariance stands for it.
+groups of class c, with n_ck samples and means mu_ck around mu_c, Sigma is on average
+``sum_c sum_k n_ck (mu_ck - mu_c) (mu_ck - mu_c)^T / sum_c (K_c - 1)``; without a second mean of any
+class a round covariance stands for it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import Literal
@@ -61,14 +53,9 @@ RIDGE_FULL = 2e-3
 RIDGE_LOW_RANK = 3e-4
 # Of the Gauss-Hermite sum that stands for an expectation.
 POINTS = 9
-# Of a full covariance in double precision at a time.
-_ROWS_BYTES = 2**20
 # A block may take a quarter of what was received, within what is worth a step in Python and what
 # the processor's cache holds.
 _SMALLEST_BLOCK_BYTES, _LARGEST_BLOCK_BYTES = 2**20, 2**22
-_LEAST_BYTES = 2**18
-# As in `torch.sum` over a leading axis.
-_RUN, _LEVELS = 16, 4
 # Directions of an estimate from means, which has as many as there are means.
 _MOST_DIRECTIONS = 64
 # Of what the means leave: a share of the mean variance in every direction.
@@ -87,7 +74,23 @@ class PooledMoments:
     means: Float  # (full components, D)
     matrices: tuple[Matrix, ...]  # their covariances
     low: LowRankComponents  # the other components
-    feature_scale: Float  # pooled deviation of each feature, floored (D,)
+
+    @functools.cached_property
+    def feature_scale(self) -> Float:
+        """Deviation of each feature over all samples, floored, (D,)."""
+        center = sum(self.shares[rows] @ means for rows, means in component_means(self))
+        diagonals = np.array([np.diag(matrix) for matrix in self.matrices], dtype=np.float64)
+        within = diagonals.reshape(self.means.shape)
+        # By the law of total variance.
+        variance = self.shares[: len(within)] @ (within + (self.means - center) ** 2)
+        for block in self.low.blocks():
+            within = block.variances + (block.factors**2).sum(axis=1)
+            around = within + (block.means - center) ** 2
+            variance = variance + self.shares[block.components] @ around
+        typical = float(np.sqrt(variance.mean()))
+        # A feature that hardly varies would otherwise be blown up to the size of the others.
+        least = 0.1 * typical if typical > 0 else 1.0
+        return np.maximum(np.sqrt(np.maximum(variance, 0)), least)
 
 
 def pool_moments(cones: Sequence[ClassMomentCone]) -> PooledMoments:
@@ -97,7 +100,6 @@ def pool_moments(cones: Sequence[ClassMomentCone]) -> PooledMoments:
     if len(shapes) != 1:
         raise ValueError(f"cones: expected one number of classes and features, got {shapes}")
     num_classes, features = shapes[0]
-    low = LowRankComponents.of(cones)
     pooled: dict[int, tuple[int, Float, Matrix]] = {}
     apart: list[tuple[int, int, Float, Matrix]] = []
     for cone in cones:
@@ -112,16 +114,13 @@ def pool_moments(cones: Sequence[ClassMomentCone]) -> PooledMoments:
             pooled[label] = _pooled(pooled[label], moments) if label in pooled else moments
     full = [(label, *moments) for label, moments in pooled.items()] + apart
     matrices = [matrix for *_, matrix in full]
+    low = LowRankComponents.of(cones, len(full))
     labels, counts = [label for label, *_ in full], [count for _, count, *_ in full]
     for cone in low.cones:
         labels += cone.labels.tolist()
         counts += cone.counts.tolist()
     shares = np.array(counts, dtype=np.float64) / sum(counts)
     full_means = np.reshape([mean for *_, mean, _ in full], (len(full), features))
-    variance = total_variance(shares, full_means, matrices, low)
-    typical = float(np.sqrt(variance.mean()))
-    # A feature that hardly varies would otherwise be blown up to the size of the others.
-    least = 0.1 * typical if typical > 0 else 1.0
     return PooledMoments(
         num_classes=num_classes,
         labels=np.array(labels, dtype=np.int64),
@@ -129,7 +128,6 @@ def pool_moments(cones: Sequence[ClassMomentCone]) -> PooledMoments:
         means=full_means,
         matrices=tuple(matrices),
         low=low,
-        feature_scale=np.maximum(np.sqrt(np.maximum(variance, 0)), least),
     )
 
 
@@ -150,26 +148,6 @@ def _pooled(
     return total, old_mean + step * (count / total), both
 
 
-def total_variance(
-    shares: Float, means: Float, matrices: Sequence[Matrix], low: LowRankComponents
-) -> Float:
-    """Return the variance of each feature over all samples: within the components and between."""
-    received = low.size_bytes + sum(matrix.nbytes for matrix in matrices)
-    # Some features at a time: all means in double precision may take more than what was sent.
-    at_once = max(received // 4, _LEAST_BYTES) // (32 * len(shares))
-    width, parts = max(64, at_once // 64 * 64), []
-    for first in range(0, means.shape[1], width):
-        columns = slice(first, first + width)
-        low_rank = list(low.columns(columns))
-        full_means = means[:, columns]
-        diagonals = np.array([np.diag(m)[columns] for m in matrices], dtype=np.float64)
-        all_means = np.concatenate([full_means, *(mean for mean, _ in low_rank)])
-        spreads = [diagonals.reshape(full_means.shape), *(spread for _, spread in low_rank)]
-        between = shares @ (all_means - shares @ all_means) ** 2
-        parts.append(shares @ np.concatenate(spreads) + between)
-    return np.concatenate(parts)
-
-
 # --- low-rank components, a block at a time -------------------------------------------------------
 
 
@@ -180,27 +158,7 @@ class ComponentBlock:
     components: slice
     means: Float  # (n, D)
     variances: Float  # the diagonal parts of the covariances (n, D)
-    factors: Float  # columns of the factors as rows, one component's after the other's
-    present: NDArray[np.bool_]  # which columns a component has (n, largest rank)
-
-    @classmethod
-    def of(cls, entries: Sequence[tuple[ClassMomentCone, int]], first: int) -> ComponentBlock:
-        """Decode some components, of which `first` is the number of the first."""
-        means, deviations, factors = [], [], []
-        for cone, group in itertools.groupby(entries, key=lambda entry: entry[0]):
-            own = [index for _, index in group]
-            covariance, mine = _covariance(cone), slice(own[0], own[-1] + 1)
-            means.append(dense(cone.means, mine))
-            deviations.append(dense(covariance.deviations, mine))
-            factors += [covariance.factor(index).T for index in own]
-        # In C order, as the last digits of linear algebra depend on it.
-        joined = [np.concatenate(part).astype(float, "C") for part in (means, deviations, factors)]
-        ranks = np.array([len(rows) for rows in factors])
-        present, components = (
-            np.arange(ranks.max()) < ranks[:, None],
-            slice(first, first + len(ranks)),
-        )
-        return cls(components, joined[0], joined[1] ** 2, joined[2], present)
+    factors: Float  # their columns as rows, zeros where others have more (n, largest rank, D)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -208,93 +166,50 @@ class LowRankComponents:
     """The components of all cones with low-rank covariances, in order; no array is copied."""
 
     cones: tuple[ClassMomentCone, ...]
+    first: int = 0  # the number of the first component: the full ones come before
 
     @classmethod
-    def of(cls, cones: Sequence[ClassMomentCone]) -> LowRankComponents:
+    def of(cls, cones: Sequence[ClassMomentCone], first: int = 0) -> LowRankComponents:
         """Take the cones with low-rank covariances."""
-        return cls(tuple(c for c in cones if isinstance(c.covariance, LowRankCovariance)))
+        return cls(tuple(c for c in cones if isinstance(c.covariance, LowRankCovariance)), first)
 
     def __len__(self) -> int:
         return len(self._entries)
 
     @functools.cached_property
-    def size_bytes(self) -> int:
-        """Bytes received."""
-        return sum(cone.size_bytes for cone in self.cones)
-
-    @functools.cached_property
     def _entries(self) -> list[tuple[ClassMomentCone, int]]:
         return [(cone, index) for cone in self.cones for index in range(len(cone.labels))]
 
+    @functools.cached_property
+    def _block_size(self) -> int:
+        features, classes = self.cones[0].num_features, self.cones[0].num_classes
+        rank = max(_covariance(cone).rank(index) for cone, index in self._entries)
+        received = sum(cone.size_bytes for cone in self.cones)
+        budget = min(max(received // 4, _SMALLEST_BLOCK_BYTES), _LARGEST_BLOCK_BYTES)
+        # A step of the objective makes an array of shape (n, C, D) beside the block itself.
+        return int(max(1, budget // (8 * features * (rank + 2 + classes))))
+
     def blocks(self) -> Iterator[ComponentBlock]:
         """Yield all components, a few at a time."""
-        for first, last in itertools.pairwise([0, *self._ends]):
-            yield ComponentBlock.of(self._entries[first:last], first)
-
-    def columns(self, features: slice) -> Iterator[tuple[NDArray[np.float32], Float]]:
-        """Yield each cone's means and variances in some features, (components, features) each."""
-        for cone in self.cones:
-            covariance, components = _covariance(cone), range(len(cone.labels))
-            factors = (covariance.factor(e)[features].astype(np.float64) for e in components)
-            squares = np.array([(factor**2).sum(axis=1) for factor in factors])
-            deviations = dense(covariance.deviations, slice(None), features).astype(np.float64)
-            yield dense(cone.means, slice(None), features), squares + deviations**2
-
-    @functools.cached_property
-    def _ends(self) -> list[int]:
-        """Return where each block ends.
-
-        Digits must not depend on where that is. So blocks are such that a vector instruction, of
-        up to 16 numbers, never reaches over the end of one; and none is of a single component, for
-        which linear algebra takes another way.
-        """
-        count = len(self)
-        if not count:
-            return []
-        features, classes = self.cones[0].num_features, self.cones[0].num_classes
-        ranks = sum(_covariance(cone).rank(index) for cone, index in self._entries)
-        # A step of the objective makes an array of shape (n, C, D) beside the block itself.
-        each = 8 * features * (ranks // count + 2 + classes)
-        budget = min(max(self.size_bytes // 4, _SMALLEST_BLOCK_BYTES), _LARGEST_BLOCK_BYTES)
-        run = 16 // math.gcd(16, classes)
-        size = max(1, budget // each // run) * run
-        return [*range(size, count - 1, size), count]
+        for first in range(0, len(self), self._block_size if self.cones else 1):
+            entries = self._entries[first : first + self._block_size]
+            own = [(cone, _covariance(cone), slice(index, index + 1)) for cone, index in entries]
+            factors = [_covariance(cone).factor(index).T for cone, index in entries]
+            padded = np.zeros((len(own), max(map(len, factors)), factors[0].shape[1]))
+            for place, rows in zip(padded, factors, strict=True):
+                place[: len(rows)] = rows
+            deviations = [dense(covariance.deviations, i) for _, covariance, i in own]
+            yield ComponentBlock(
+                slice(self.first + first, self.first + first + len(own)),
+                np.concatenate([dense(cone.means, i) for cone, _, i in own]).astype(np.float64),
+                np.concatenate(deviations).astype(np.float64) ** 2,
+                padded,
+            )
 
 
 def _covariance(cone: ClassMomentCone) -> LowRankCovariance:
     assert isinstance(cone.covariance, LowRankCovariance)
     return cone.covariance
-
-
-class CascadeSum:
-    """Sum arrays in runs of 16, the runs' sums again in runs of 16, and so on.
-
-    The order is that of `torch.sum`, so that it does not matter in how many parts the arrays come.
-    """
-
-    def __init__(self) -> None:
-        self._count, self._parts = 0, 0
-
-    def add(self, terms: Tensor) -> None:
-        """Add arrays that are stacked along the first axis."""
-        self._parts += 1
-        if self._parts == 1:
-            # Of what does not fill its vectors torch has another order: all of it at once is its.
-            self._first = terms.sum(dim=0)
-            self._levels = [torch.zeros_like(self._first) for _ in range(_LEVELS)]
-        for term in terms:
-            self._levels[0] += term
-            self._count += 1
-            for level in range(1, _LEVELS):
-                # The sum of a run that is complete goes one level up.
-                if self._count % _RUN**level:
-                    break
-                self._levels[level] += self._levels[level - 1]
-                self._levels[level - 1].zero_()
-
-    def total(self) -> Tensor:
-        """Return the sum of all that was added; at least one array must have been."""
-        return self._first if self._parts == 1 else sum(self._levels[1:], self._levels[0])
 
 
 # --- shares, means and covariances of whole classes -----------------------------------------------
@@ -338,12 +253,27 @@ class HeadMoments:
 
 def component_means(pooled: PooledMoments) -> Iterator[tuple[slice, Float]]:
     """Yield the means of all components, some at a time."""
-    full = len(pooled.matrices)
-    if full:
-        yield slice(0, full), pooled.means
+    if pooled.matrices:
+        yield slice(0, len(pooled.matrices)), pooled.means
     for block in pooled.low.blocks():
-        first, last = block.components.start, block.components.stop
-        yield slice(full + first, full + last), block.means
+        yield block.components, block.means
+
+
+def component_images(
+    pooled: PooledMoments, weight: Tensor
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Yield all components, some at a time: which, their means, and ``W Sigma`` (n, C, D)."""
+    if pooled.matrices:
+        products = [weight @ torch.tensor(matrix).to(weight) for matrix in pooled.matrices]
+        means = torch.from_numpy(pooled.means).to(weight)
+        yield slice(0, len(products)), means, torch.stack(products)
+    for block in pooled.low.blocks():
+        arrays = (block.means, block.variances, block.factors)
+        means, variances, factors = (torch.from_numpy(array).to(weight) for array in arrays)
+        images = (weight @ factors.mT) @ factors
+        images += weight * variances[:, None]
+        yield block.components, means, images
+        del block, arrays, factors, images  # before the next one is made
 
 
 def _spread_around(pooled: PooledMoments, means: Float, chosen: Float) -> Float:
@@ -358,9 +288,9 @@ def _spread_around(pooled: PooledMoments, means: Float, chosen: Float) -> Float:
         total += (off * weights[components, None]).T @ off
     diagonal = np.zeros(features)
     for block in pooled.low.blocks():
-        mine = weights[full + block.components.start : full + block.components.stop]
+        mine = weights[block.components]
         diagonal += mine @ block.variances
-        rows = block.factors * np.sqrt(np.repeat(mine, block.present.sum(axis=1)))[:, None]
+        rows = (block.factors * np.sqrt(mine)[:, None, None]).reshape(-1, features)
         total += rows.T @ rows
     total[np.diag_indices_from(total)] += diagonal
     return (total + total.T) / 2
@@ -518,7 +448,7 @@ def solve_cones(
     weight = found.x[:split].reshape(classes, features) / scale
     point = flatten_linear(weight, found.x[split:])
     method = "cones: expected pairwise logistic loss"
-    return verdict_of(cones, point, method, began, int(found.nit))
+    return verdict_of(cones, point, method, began)
 
 
 class ConeObjective:
@@ -541,8 +471,7 @@ class ConeObjective:
             shares = balanced_shares(moments.labels, shares)
         self.scale, self.labels = map(self.tensor, (moments.feature_scale, moments.labels))
         self.shares = self.tensor(shares)
-        self.matrices, self.low = moments.matrices, moments.low
-        self.means = self.tensor(moments.means) / self.scale
+        self.moments = moments
         nodes, weights = np.polynomial.hermite_e.hermegauss(POINTS)
         self.nodes, self.node_weights = map(self.tensor, (nodes, weights / weights.sum()))
         if public is not None:
@@ -555,13 +484,38 @@ class ConeObjective:
 
     def value_and_gradient(self, weight: Tensor, bias: Tensor) -> tuple[float, Tensor, Tensor]:
         """Return the objective at scaled weights, and its gradient by weights and by bias."""
-        step = _Step(self, weight, bias)
-        if self.matrices:
-            step.add_full()
-        for block in self.low.blocks():
-            step.add_low(block)
-            del block  # before the next one is made
-        return step.total()
+        value = float(self.ridge * (weight * weight).sum())
+        gradient = 2 * self.ridge * weight, torch.zeros_like(bias)
+        if self.public is not None:
+            leaves = [t.detach().requires_grad_() for t in (weight, bias)]
+            logits = self.public_inputs @ leaves[0].T + leaves[1]
+            loss = self.public_weight * cross_entropy(logits, self.public_labels)
+            for total, part in zip(gradient, torch.autograd.grad(loss, leaves), strict=True):
+                total += part
+            value += float(loss.detach())
+        for rows, means, images in component_images(self.moments, weight / self.scale):
+            means, images = means / self.scale, images / self.scale
+            value += self._add(rows, means, images, weight, bias, gradient)
+        return value, *gradient
+
+    def _add(
+        self,
+        components: slice,
+        means: Tensor,
+        images: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        gradient: tuple[Tensor, Tensor],
+    ) -> float:
+        """Return the loss of some components, and add to the gradient; images are W Sigma_e."""
+        scores = (means @ weight.T + bias).requires_grad_()
+        inner = (images @ weight.T).requires_grad_()
+        loss = self.shares[components] @ self.component_losses(components, scores, inner)
+        by_scores, by_inner = torch.autograd.grad(loss, [scores, inner])
+        gradient[0].addmm_(by_scores.T, means)
+        gradient[0].add_(torch.tensordot(by_inner + by_inner.mT, images, dims=([0, 2], [0, 1])))
+        gradient[1].add_(by_scores.sum(dim=0))
+        return float(loss.detach())
 
     def component_losses(self, components: slice, scores: Tensor, inner: Tensor) -> Tensor:
         """Return the loss of some components, not yet weighted.
@@ -580,103 +534,6 @@ class ConeObjective:
         # The true class against itself is no rival.
         rivals = 1.0 - one_hot(labels, self.classes).to(expected)
         return (expected * rivals).sum(dim=1)
-
-
-class _Step:
-    """One evaluation under way: losses of the components so far, and parts of the gradient."""
-
-    def __init__(self, objective: ConeObjective, weight: Tensor, bias: Tensor) -> None:
-        self.objective, self.weight, self.bias = objective, weight, bias
-        components = len(objective.labels)
-        self.losses = weight.new_empty(components)
-        self.by_scores = weight.new_empty(components, objective.classes)
-        # The gradient by the weights: through scores, full covariances, factors, and the right
-        # and the left side of ``W diag(v) W^T``.
-        self.through_scores = torch.zeros_like(weight)
-        self.through_full: Tensor | None = None
-        self.through_factors = torch.zeros_like(weight)
-        self.through_right = torch.zeros_like(weight)
-        self.through_left = CascadeSum()
-
-    def add_full(self) -> None:
-        """Take in the components with full covariances."""
-        objective, weight = self.objective, self.weight
-        components = slice(0, len(objective.matrices))
-        # A matrix is needed once, as it is symmetric: W S is kept, and serves the gradient.
-        products = [self._times(matrix) for matrix in objective.matrices]
-        images = torch.stack(products).transpose(1, 2)
-        flat = images.reshape(-1, weight.shape[1]) @ weight.T
-        inner = flat.reshape(-1, objective.classes, objective.classes).requires_grad_()
-        (by_inner,) = self._add(components, objective.means, inner, [inner])
-        self.through_full = ((by_inner + by_inner.transpose(1, 2)) @ images).sum(dim=0)
-
-    def add_low(self, block: ComponentBlock) -> None:
-        """Take in some components with low-rank covariances."""
-        weight, classes = self.weight, self.objective.classes
-        first = len(self.objective.matrices)
-        components = slice(first + block.components.start, first + block.components.stop)
-        parts, scale = (block.means, block.variances, block.factors), self.objective.scale
-        means, variances, factors = map(self.objective.tensor, parts)
-        means, variances, factors = means.div_(scale), variances.div_(scale**2), factors.div_(scale)
-        count, features = means.shape
-        present = torch.from_numpy(block.present).to(weight.device)
-        wide = (weight * variances[:, None, :]).reshape(count * classes, features)
-        # Components of fewer columns than others see nothing in the rest.
-        padded = weight.new_zeros(*present.shape, classes)
-        padded[present] = factors @ weight.T
-        seen = padded.transpose(1, 2).contiguous().requires_grad_()
-        spread = (wide @ weight.T).reshape(count, classes, classes).requires_grad_()
-        inner = seen @ seen.transpose(1, 2) + spread
-        by_seen, by_spread = self._add(components, means, inner, [seen, spread])
-        rows = by_spread.reshape(count * classes, classes)
-        self.through_factors.addmm_(by_seen.transpose(1, 2)[present].T, factors)
-        self.through_right.addmm_(rows.T, wide)
-        left = torch.mm(rows, weight, out=wide).reshape(count, classes, features)
-        self.through_left.add(left.mul_(variances[:, None, :]))
-
-    def total(self) -> tuple[float, Tensor, Tensor]:
-        """Return value and gradient, with parts in the order of automatic differentiation."""
-        objective, weight = self.objective, self.weight
-        value = objective.shares @ self.losses + objective.ridge * (weight * weight).sum()
-        by_weight, by_bias = torch.zeros_like(weight), torch.zeros_like(self.bias)
-        if objective.public is not None:
-            leaves = [t.detach().requires_grad_() for t in (weight, self.bias)]
-            logits = objective.public_inputs @ leaves[0].T + leaves[1]
-            loss = objective.public_weight * cross_entropy(logits, objective.public_labels)
-            by_weight, by_bias = torch.autograd.grad(loss, leaves)
-            value = value + loss.detach()
-        by_weight = by_weight + objective.ridge * weight + objective.ridge * weight
-        if len(objective.low):
-            by_weight = by_weight + self.through_right
-            by_weight = by_weight + self.through_left.total() + self.through_factors
-        if self.through_full is not None:
-            by_weight = by_weight + self.through_full
-        by_weight = by_weight + self.through_scores
-        return float(value), by_weight, by_bias + self.by_scores.sum(dim=0)
-
-    def _times(self, matrix: NDArray) -> Tensor:
-        """Return ``S W^T``, (D, C), for a full covariance S of scaled features, by some rows."""
-        scale, features = self.objective.scale, self.weight.shape[1]
-        size = max(2, _ROWS_BYTES // (8 * features))
-        product = self.weight.new_empty(features, len(self.weight))
-        for first, last in itertools.pairwise([*range(0, features - 1, size), features]):
-            rows = self.objective.tensor(matrix[first:last].astype(np.float64))
-            rows.div_(scale[first:last, None] * scale)
-            torch.mm(rows, self.weight.T, out=product[first:last])
-        return product
-
-    def _add(
-        self, components: slice, means: Tensor, inner: Tensor, leaves: list[Tensor]
-    ) -> list[Tensor]:
-        """Take in losses and scores; return the gradient by what `inner` is made of."""
-        scores = (means @ self.weight.T + self.bias).requires_grad_()
-        losses = self.objective.component_losses(components, scores, inner)
-        by_scores, *others = torch.autograd.grad(
-            losses, [scores, *leaves], self.objective.shares[components]
-        )
-        self.losses[components], self.by_scores[components] = losses.detach(), by_scores
-        self.through_scores.addmm_(by_scores.T, means)
-        return others
 
 
 def balanced_shares(labels: NDArray[np.int64], shares: Float) -> Float:

@@ -2,21 +2,7 @@
 
 A round trains about m client-model pairs. Who trains what is drawn by importance, so that the
 aggregate, which is unbiased, varies as little as possible; the mathematics is in
-`gems_flwr.averaging`. `sampling` is one of the rules of the module ``sampling`` beside this one;
-those of the library are the rows of the slides' Table I:
-
-==========  =============================  ==================================================
-name        a pair's importance            what is applied
-==========  =============================  ==================================================
-random      the same for all               Σ (d/p) U over those drawn
-full        all pairs, no budget           Σ d U
-lvr         d × local loss                 Σ (d/p) U
-gvr         ‖d U‖                          Σ (d/p) U
-stale       ‖d (U − βh)‖, GVR*             Σ d β h over all + Σ (d/p) (U − βh)
-fedvarp     the same for all               the same with β = 1
-mifa        the same for all               Σ d × the last update known, over all
-scaffold    the same for all               Σ (d/p) U, local steps corrected by c − c_i
-==========  =============================  ==================================================
+`gems_flwr.averaging`, the rules of the slides' Table I in the module ``sampling`` beside this one.
 
 Decided where the slides are silent:
 
@@ -43,16 +29,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gems_flwr.averaging import (
-    Matrix,
-    data_shares,
-    draw_assignment,
-    flat,
-    mean_metrics,
-    moved_control,
-    reachable_budget,
-    update_of,
-)
+from gems_flwr import averaging
 from gems_flwr.bounds import MAX_GRADIENT, MAX_STEP
 from gems_flwr.core.log import log_warning, readable
 from gems_flwr.core.records import to_record
@@ -96,67 +73,37 @@ class MultiModel(PacksModels):
         allow. ``full`` takes no notice of it.
     sampling : SamplingRule or str, default "lvr"
         How pairs are drawn and what is made of their updates: a rule, such as
-        ``LossSampling(floor=0.1)``, or the name of one: ``"random"``, ``"full"``, ``"lvr"``,
-        ``"gvr"``, ``"stale"``, ``"fedvarp"``, ``"mifa"``, ``"scaffold"``.
-    warm_start : bool, default False
-        Whether round 1 trains every pair, whatever budget and capacities are, so that rules with a
-        memory have an update of every pair.
+        ``LossSampling(floor=0.1)``, or the name of one.
     **loop
         See `RoundLoop`, and `compress` of `FedAvg`. `fraction_train` must stay 1, since the budget
         decides who trains. Models are evaluated at the server (`evaluate_fn`). `min_nodes` is about
         how many nodes report their holdings, not about those drawn. ``Tolerance(max_examples=…)``
         holds for each model by itself.
 
-    Attributes
-    ----------
-    rule : SamplingRule
-        The one of `sampling`.
-
     Examples
     --------
-    Three nodes train two models of different shapes, about two pairs in a round:
-
     >>> import numpy as np
-    >>> from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
-    >>> from flwr.clientapp import ClientApp
-    >>> from gems_flwr import InProcessGrid, MultiModel, good_enough_mod
-    >>> from gems_flwr.strategies.multi_model import join_models, split_models
-    >>> def data(context):
-    ...     return {"faces": ((np.zeros((60, 2)), np.zeros(60)), None),
-    ...             "words": ((np.zeros((5, 3)), np.zeros(5)), None)}
-    >>> app = ClientApp(mods=[good_enough_mod(data)])
-    >>> @app.train()
-    ... def train(message, context):
-    ...     weights = message.content["arrays"]["w"].numpy()
-    ...     arrays = ArrayRecord({"w": Array(weights + 1)})
-    ...     metrics = MetricRecord({"num-examples": 10})
-    ...     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+    >>> from gems_flwr import MultiModel
+    >>> from gems_flwr.strategies.multi_model import join_models
     >>> start = join_models({"faces": {"w": np.zeros(2)}, "words": {"w": np.zeros(3)}})
-    >>> initial = ArrayRecord({name: Array(array) for name, array in start.items()})
-    >>> strategy = MultiModel(budget=2, sampling="random", seed=1)
-    >>> result = strategy.start(InProcessGrid(app, 3), initial, num_rounds=4)
-    >>> models = split_models({name: array.numpy() for name, array in result.arrays.items()})
-    >>> {name: arrays["w"].shape for name, arrays in models.items()}
-    {'faces': (2,), 'words': (3,)}
-    >>> [record.train_metrics["pairs"] for record in result.history[1:]]
-    [2.0, 3.0, 2.0, 1.0]
+    >>> sorted(start)
+    ['member/faces/w', 'member/words/w']
+    >>> MultiModel(budget=2, sampling="random").rule
+    UniformSampling()
     """
 
     mod_needed: ClassVar[str] = "good_enough_mod(data, model={…})"
 
     budget: float = 10.0
     sampling: SamplingRule | str = "lvr"
-    warm_start: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.run_name = ""
         self.rule = sampling_rule(self.sampling)
-        rules = {
-            "budget": (bool(np.isfinite(self.budget) and self.budget > 0), "a number above 0"),
-            "fraction_train": (self.fraction_train == 1, "1, since budget decides who trains"),
-        }
-        check_options(self, rules)
+        finite = bool(np.isfinite(self.budget) and self.budget > 0)
+        all_train = self.fraction_train == 1, "1, since budget decides who trains"
+        check_options(self, {"budget": (finite, "a number above 0"), "fraction_train": all_train})
         if self.compress != "float32" and self.rule.corrects_gradients:
             raise OptionError(
                 f"compress={self.compress!r} rounds models, and SCAFFOLD's control variates, as "
@@ -187,7 +134,7 @@ class MultiModel(PacksModels):
 class MultiModelState:
     """A run's memory: loaded for one round and saved with the round's outcome."""
 
-    # A name for the run, so that what nodes keep from another one does not count.
+    # So that what nodes keep from another run does not count.
     run: str
     # By node: its examples and capacity.
     holdings: dict[str, Holdings] = field(default_factory=dict)
@@ -218,7 +165,7 @@ class MultiModelState:
 
     def control(self, model: str, like: Arrays) -> NDArray:
         """Return SCAFFOLD's c of a model; zero at first."""
-        return self.controls[model] if model in self.controls else np.zeros_like(flat(like))
+        return self.controls.get(model, np.zeros_like(averaging.flat(like)))
 
     def renamed(self, names: Mapping[str, str]) -> MultiModelState:
         """Call nodes by other names; pairs that were lost were so under the old ones."""
@@ -286,8 +233,6 @@ class MultiModelRound:
         # Why a model is missing from a reply, by node and model.
         self.faults: dict[tuple[str, str], str] = {}
 
-    # --- the steps of a round -----------------------------------------------------------------
-
     def introduce(self) -> None:
         """Ask newly joined nodes what they have; find out who takes part."""
         round, state = self.round, self.state
@@ -310,7 +255,7 @@ class MultiModelRound:
                 f"no node has data for {', '.join(map(repr, without))}: leave it out of the "
                 f"models, or let data(context) of a node return some (nodes have {held})"
             )
-        self.shares, self.available = data_shares(counts), counts > 0
+        self.shares, self.available = averaging.data_shares(counts), counts > 0
         self.capacity = np.array([state.holdings[n].capacity for n in self.nodes], np.int64)
         self.budget = self._reachable()
 
@@ -329,18 +274,15 @@ class MultiModelRound:
             importance = available
         else:
             importance = np.where(self.available, importance, 0.0)
-        if self.strategy.warm_start and self.round.number == 1:
-            self.probabilities = available
-        else:
-            self.probabilities = self.rule.probabilities(importance, self.budget, self.capacity)
+        self.probabilities = self.rule.probabilities(importance, self.budget, self.capacity)
 
     def draw(self) -> None:
         """Draw who trains what."""
         rng = generator(self.strategy.seed, "assign", self.round.number)
-        self.drawn = draw_assignment(self.probabilities, rng)
-        for node, model in self._pairs(self.drawn):
+        self.drawn = averaging.draw_assignment(self.probabilities, rng)
+        for node, models in self._by_node(self.drawn).items():
             counts = self.state.sampled.setdefault(node, {})
-            counts[model] = counts.get(model, 0) + 1
+            counts |= {model: counts.get(model, 0) + 1 for model in models}
 
     def train(self) -> None:
         """Get the models of those drawn; note who does not deliver."""
@@ -364,7 +306,7 @@ class MultiModelRound:
             old = self.state.old.get(model, {}) if self.rule.keeps_updates else {}
             betas = {node: self.rule.beta(self.betas[model].get(node)) for node in self.nodes}
             moved = self.rule.step(self.models[model], trained, counts, shares, old, betas)
-            if not np.isfinite(flat(moved)).all():
+            if not np.isfinite(averaging.flat(moved)).all():
                 raise MultiModelError(
                     f"model '{model}' is no longer finite after round {self.round.number}: lower "
                     "the learning rate, or raise the budget, which makes coefficients smaller"
@@ -380,28 +322,29 @@ class MultiModelRound:
     ) -> None:
         state, rule = self.state, self.rule
         if rule.keeps_updates:
-            updates = {n: update_of(self.models[model], arrays) for n, arrays in trained.items()}
+            updates = {
+                n: averaging.update_of(self.models[model], arrays) for n, arrays in trained.items()
+            }
             state.old.setdefault(model, {}).update(updates)
         if rule.needs_memory_on_nodes:
             for node in trained:
                 state.settled.setdefault(node, {})[model] = self.round.number
         if rule.corrects_gradients:
-            changes = {}
-            for node in trained:
-                change = self.delivered[node][model].control
-                assert change is not None
-                changes[node] = np.clip(change, -MAX_GRADIENT, MAX_GRADIENT)
+            sent = {node: self.delivered[node][model].control for node in trained}
+            changes = {
+                node: np.clip(change, -MAX_GRADIENT, MAX_GRADIENT)
+                for node, change in sent.items()
+                if change is not None
+            }
             control = state.control(model, self.models[model])
-            state.controls[model] = moved_control(control, changes, shares)
+            state.controls[model] = averaging.moved_control(control, changes, shares)
 
     def outcome(self) -> RoundOutcome:
         """Return what the round has changed."""
         parts = [part for by_model in self.delivered.values() for part in by_model.values()]
-        most = np.inf if self.most is None else self.most
+        weights = [min(part.num_examples, self.most or np.inf) for part in parts]
         reported = (
-            mean_metrics([p.metrics for p in parts], [min(p.num_examples, most) for p in parts])
-            if parts
-            else {}
+            averaging.mean_metrics([part.metrics for part in parts], weights) if parts else {}
         )
         sizes = zip(self.names, self.coefficients.sum(axis=0).tolist(), strict=True)
         metrics = {f"step_size/{model}": size for model, size in sizes}
@@ -414,9 +357,7 @@ class MultiModelRound:
             details={"sampling": self.rule.name, **self.state.details(self.names)},
         )
 
-    # --- importance ---------------------------------------------------------------------------
-
-    def _answers(self, measure: Measure) -> Matrix:
+    def _answers(self, measure: Measure) -> averaging.Matrix:
         """Ask every node about every model that it has; return the answers, one per pair."""
         parts = self._ask(self._by_node(self.available), measure.action, measure.report)
         values = np.zeros_like(self.shares)
@@ -440,8 +381,6 @@ class MultiModelRound:
             return False
         self.betas[model][node] = beta
         return True
-
-    # --- messages -----------------------------------------------------------------------------
 
     def _ask(
         self, wanted: Mapping[str, Sequence[str]], action: Action, report: ReportKind = "model"
@@ -506,15 +445,10 @@ class MultiModelRound:
                 log_warning("left_out", round=round.number, node=node, model=model, reason=reason)
         return parts, {node: reply.needs for node, reply in replies.items() if reply.needs}
 
-    # --- small things -------------------------------------------------------------------------
-
-    def _pairs(self, chosen: NDArray[np.bool_]) -> list[tuple[str, str]]:
-        return [(self.nodes[row], self.names[column]) for row, column in np.argwhere(chosen)]
-
     def _by_node(self, chosen: NDArray[np.bool_]) -> dict[str, list[str]]:
         wanted: dict[str, list[str]] = {}
-        for node, model in self._pairs(chosen):
-            wanted.setdefault(node, []).append(model)
+        for row, column in np.argwhere(chosen):
+            wanted.setdefault(self.nodes[row], []).append(self.names[column])
         return wanted
 
     def _note_lost(self, node: str, model: str, coefficient: float, reason: str) -> None:
@@ -524,7 +458,10 @@ class MultiModelRound:
 
     def _reachable(self) -> float:
         """Return the budget; less, with a warning, if nodes have left since round 1."""
-        budget, most = self.strategy.budget, reachable_budget(self.available, self.capacity)
+        budget, most = (
+            self.strategy.budget,
+            averaging.reachable_budget(self.available, self.capacity),
+        )
         if budget <= most or not self.rule.has_budget:
             return budget
         text = (

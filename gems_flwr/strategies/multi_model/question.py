@@ -24,29 +24,11 @@ from numpy.typing import NDArray
 
 from gems_flwr.averaging import best_beta, flat, residual_norm, update_of
 from gems_flwr.bounds import MAX_CAPACITY, MAX_EXAMPLES, MAX_NOTE_CHARACTERS
+from gems_flwr.core import records as wire
 from gems_flwr.core.question import NOTHING, ON_SERVER, Disclosure, Question
-from gems_flwr.core.records import (
-    ARRAYS,
-    CONFIG,
-    METRICS,
-    NUM_EXAMPLES,
-    checked_array,
-    only_model,
-    read_json,
-    records_of,
-    single_numbers,
-    to_numpy,
-    unpack_metrics_reply,
-    unpack_model_reply,
-)
-from gems_flwr.errors import (
-    BadReplyError,
-    ModelError,
-    OutdatedMessageError,
-    describe_fault,
-    shown,
-)
+from gems_flwr.errors import BadReplyError, ModelError, OutdatedMessageError, describe_fault, shown
 from gems_flwr.networks import LayerReader, count_samples, linear_layer, read_node_data
+from gems_flwr.strategies.learner_questions import all_or_nothing, reported_numbers
 from gems_flwr.strategies.multi_model.sampling import Action, ReportKind
 from gems_flwr.typing import Arrays
 
@@ -92,7 +74,9 @@ class DataByModel:
 
     def loss(self, name: str, arrays: Arrays, device: str) -> float:
         """Return the mean cross entropy of a model on its training data."""
-        from gems_flwr.spaces.ball import LayerData, Quality
+        from torch.nn.functional import cross_entropy
+
+        from gems_flwr.spaces.ball import LayerData
 
         builders = self.options.model if isinstance(self.options.model, Mapping) else {}
         module = builders[name]() if name in builders else None
@@ -100,7 +84,7 @@ class DataByModel:
         layer = reader.output_layer(self._train(name))
         seen = reader.read(self._train(name), layer)
         data = LayerData(*linear_layer(arrays, layer, device), seen.inputs, seen.labels)
-        return Quality(1.0, "loss").score(*data.scores())
+        return float(cross_entropy(*data.scores()))
 
 
 def models_on(node: Node) -> TaskSet | DataByModel:
@@ -145,7 +129,7 @@ class HoldingsQuestion(Question[Holdings]):
         note = content.get(_NOTE)
         if not isinstance(note, ConfigRecord):
             raise BadReplyError(f"expected a ConfigRecord '{_NOTE}' with the node's examples")
-        examples, capacity = read_json(note.get(_JSON), _NOTE), note.get(_CAPACITY)
+        examples, capacity = wire.read_json(note.get(_JSON), _NOTE), note.get(_CAPACITY)
         for model, count in examples.items():
             if not _is_count(count, MAX_EXAMPLES):
                 raise BadReplyError(
@@ -191,38 +175,26 @@ class AboutModels(Question[ModelsReply]):
 
     Models that the node lacks travel beside the question, as ``model/<name>``, and SCAFFOLD's
     control variates as ``control/<name>``.
-
-    Parameters
-    ----------
-    run : str
-        Name of the run; what a node keeps from another run does not count.
-    action : {"losses", "train", "send"}
-        Report losses; train; send what was trained earlier in this round.
-    versions : mapping from str to int
-        Which models, and the version of each.
-    report : {"model", "norm", "residual"}
-        The answer of training: the model, ‖U‖, or β and ‖U − βh‖. In the last two cases the
-        trained model stays on the node until it is to be sent.
-    settled : mapping from str to int
-        The round of the last reply by this node, for each model, that the server has used: what
-        was sent then is h, or SCAFFOLD's control variate of the node.
-    keep : bool, default False
-        Whether the node keeps the models that it is given.
-    models : mapping from str to mapping, on the server
-        Arrays with the names, shapes and dtypes that replies must have.
-    with_control : bool, on the server
-        Whether changes of control variates must come along.
     """
 
     kind: ClassVar[str] = "models"
     carries_model: ClassVar[bool] = False
 
+    # What a node keeps from another run does not count.
     run: str
+    # Report losses; train; send what was trained earlier in this round.
     action: Action
+    # Which models, and the version of each.
     versions: Mapping[str, int]
+    # The answer of training: the model, ‖U‖, or β and ‖U − βh‖. In the last two cases the trained
+    # model stays on the node until it is to be sent.
     report: ReportKind = "model"
+    # By model, the round of the last reply by this node that the server has used: what was sent
+    # then is h, or SCAFFOLD's control variate of the node.
     settled: Mapping[str, int] = field(default_factory=dict)
+    # Whether the node keeps the models that it is given.
     keep: bool = False
+    # What models in replies must be like, and whether changes of control variates must come along.
     models: Mapping[str, Arrays] = field(default_factory=dict, metadata=ON_SERVER)
     with_control: bool = field(default=False, metadata=ON_SERVER)
 
@@ -243,13 +215,8 @@ class AboutModels(Question[ModelsReply]):
 
     def answer(self, node: Node) -> RecordDict:
         """Work through the models; what failed leaves nothing behind on the node."""
-        before = dict(node.state)
-        try:
+        with all_or_nothing(node.state):
             return _Work(self, node).content()
-        except BaseException:
-            node.state.clear()
-            node.state.update(before)
-            raise
 
     def beside(
         self, lacking: Mapping[str, ArrayRecord], controls: Mapping[str, ArrayRecord]
@@ -261,7 +228,7 @@ class AboutModels(Question[ModelsReply]):
     def read(self, content: RecordDict) -> ModelsReply:
         """Check every part; errors name the model and the key."""
         note = content.get(_NOTE)
-        notes = read_json(note.get(_JSON), _NOTE) if isinstance(note, ConfigRecord) else {}
+        notes = wire.read_json(note.get(_JSON), _NOTE) if isinstance(note, ConfigRecord) else {}
         needs, failed = notes.get("needs", []), notes.get("failed", {})
         if not isinstance(needs, list) or not isinstance(failed, dict):
             raise BadReplyError(f"'{_NOTE}' must have a list 'needs' and an object 'failed'")
@@ -280,22 +247,22 @@ class AboutModels(Question[ModelsReply]):
         )
 
     def _read_part(self, content: RecordDict, name: str) -> ModelPart:
-        metrics, expected = content.get(f"{METRICS}/{name}"), self.models[name]
+        metrics, expected = content.get(f"{wire.METRICS}/{name}"), self.models[name]
         if not isinstance(metrics, MetricRecord):
-            raise BadReplyError(f"expected a MetricRecord '{METRICS}/{name}'")
-        single = RecordDict({METRICS: metrics})
+            raise BadReplyError(f"expected a MetricRecord '{wire.METRICS}/{name}'")
+        single = RecordDict({wire.METRICS: metrics})
         if self.action == "losses":
             # The number of examples is known already.
-            single[METRICS] = MetricRecord({**metrics, NUM_EXAMPLES: 1})
+            single[wire.METRICS] = MetricRecord({**metrics, wire.NUM_EXAMPLES: 1})
         arrays = None
         if self.action == "send" or (self.action == "train" and self.report == "model"):
             record = content.get(f"{_MODEL}/{name}")
             if not isinstance(record, ArrayRecord):
                 raise BadReplyError("the model was asked for, but none came")
-            single[ARRAYS] = record
-            arrays = unpack_model_reply(single, expected).arrays
-        reply = unpack_metrics_reply(single)
-        reported = single_numbers(reply.metrics)
+            single[wire.ARRAYS] = record
+            arrays = wire.unpack_model_reply(single, expected).arrays
+        reply = wire.unpack_metrics_reply(single)
+        reported = wire.single_numbers(reply.metrics)
         numbers = {key: reported.pop(key, None) for key in (_LOSS, _NORM, _BETA)}
         trained = {"model": (), "norm": (_NORM,), "residual": (_NORM, _BETA)}[self.report]
         needed = {"losses": (_LOSS,), "train": trained, "send": ()}[self.action]
@@ -312,7 +279,7 @@ class AboutModels(Question[ModelsReply]):
         record, like = content.get(f"{_CONTROL}/{name}"), flat(self.models[name])
         if not isinstance(record, ArrayRecord) or len(record) != 1:
             raise BadReplyError(f"expected an ArrayRecord '{_CONTROL}/{name}' with one vector")
-        return checked_array(next(iter(record.values())), _CONTROL, like.shape, like.dtype)
+        return wire.checked_array(next(iter(record.values())), _CONTROL, like.shape, like.dtype)
 
 
 class _Work:
@@ -335,7 +302,7 @@ class _Work:
                 if not work[self.question.action](name):
                     needs.append(name)
             except Exception as error:
-                for kind in (METRICS, _MODEL, _CONTROL):
+                for kind in (wire.METRICS, _MODEL, _CONTROL):
                     self.records.pop(f"{kind}/{name}", None)
                 failed[name] = describe_fault(error)
         if failed and len(failed) == len(self.question.versions):
@@ -352,14 +319,14 @@ class _Work:
         weights = self._current(name)
         if weights is None:
             return False
-        loss = models_on(self.node).loss(name, to_numpy(weights), self.node.device)
+        loss = models_on(self.node).loss(name, wire.to_numpy(weights), self.node.device)
         self._report(name, {}, {_LOSS: loss})
         return True
 
     def _train(self, name: str) -> bool:
         report, memory = self.question.report, self.memory
-        if report != "model" and memory.marked("held", name) == self.node.round:
-            self.records[f"{METRICS}/{name}"] = memory.get("metrics", name)
+        if report != "model" and memory.get("held", name, self.node.round) is not None:
+            self.records[f"{wire.METRICS}/{name}"] = memory.get("metrics", name)
             return True
         weights = self._current(name)
         if weights is None:
@@ -370,24 +337,24 @@ class _Work:
             self.records[f"{_MODEL}/{name}"] = trained
             self._report(name, metrics, {})
             return True
-        update = update_of(to_numpy(weights), to_numpy(trained))
+        update = update_of(wire.to_numpy(weights), wire.to_numpy(trained))
         old = memory.vector("settled", name) if report == "residual" else None
         beta = best_beta(update, old)
         norm = {_NORM: residual_norm(update, old, beta)}
         self._report(name, metrics, norm if report == "norm" else {**norm, _BETA: beta})
         memory.put("held", name, trained, self.node.round)
-        memory.put("metrics", name, self.records[f"{METRICS}/{name}"])
+        memory.put("metrics", name, self.records[f"{wire.METRICS}/{name}"])
         if report == "residual":
             memory.put("update", name, ArrayRecord([update]))
         return True
 
     def _send(self, name: str) -> bool:
         memory = self.memory
-        held = memory.get("held", name)
-        if held is None or memory.marked("held", name) != self.node.round:
+        held = memory.get("held", name, self.node.round)
+        if held is None:
             return False
         self.records[f"{_MODEL}/{name}"] = held
-        self.records[f"{METRICS}/{name}"] = memory.get("metrics", name)
+        self.records[f"{wire.METRICS}/{name}"] = memory.get("metrics", name)
         update = memory.get("update", name)
         if update is not None:
             memory.put("sent", name, update, self.node.round)
@@ -395,14 +362,14 @@ class _Work:
 
     def _report(self, name: str, metrics: Mapping[str, Any], numbers: Mapping[str, float]) -> None:
         own = {key: float(value) for key, value in numbers.items()}
-        self.records[f"{METRICS}/{name}"] = MetricRecord({**metrics, **own})
+        self.records[f"{wire.METRICS}/{name}"] = MetricRecord({**metrics, **own})
 
     def _current(self, name: str) -> ArrayRecord | None:
         """Return the global model in the version that is asked for, if the node has it."""
         version, weights = self.question.versions[name], self.weights.get(name)
         if weights is None:
-            same = self.memory.marked("current", name) == version
-            return self.memory.get("current", name) if same else None
+            kept: ArrayRecord | None = self.memory.get("current", name, version)
+            return kept
         if self.question.keep:
             self.memory.put("current", name, weights, version)
         return weights
@@ -411,9 +378,11 @@ class _Work:
         """Let the handler train one model."""
         from gems_flwr.node.scaffold import CORRECTION, vector_record
 
-        config = self.received.get(CONFIG)
+        config = self.received.get(wire.CONFIG)
         own = dict(config) if isinstance(config, ConfigRecord) else {}
-        single = RecordDict({CONFIG: ConfigRecord({**own, _MODEL: name}), ARRAYS: weights})
+        single = RecordDict(
+            {wire.CONFIG: ConfigRecord({**own, _MODEL: name}), wire.ARRAYS: weights}
+        )
         given, old = self.given.get(name), self.memory.vector("settled", name)
         if given is not None:
             old = np.zeros_like(given) if old is None else old
@@ -422,13 +391,7 @@ class _Work:
         reply = self.node.call_handler()
         if given is not None and old is not None:
             self._change_control(name, reply, old)
-        metrics = {
-            key: value
-            for record in records_of(reply, MetricRecord).values()
-            for key, value in record.items()
-            if not isinstance(value, list)
-        }
-        return only_model(reply), metrics
+        return wire.only_model(reply), reported_numbers(reply)
 
     def _change_control(self, name: str, reply: RecordDict, old: NDArray) -> None:
         # SCAFFOLD's option II, c_i − c + (x − y) / (Kη), is the mean gradient if steps are plain
@@ -468,16 +431,15 @@ class _Memory:
             )
         self._notes["round"] = number
 
-    def get(self, kind: str, model: str) -> Any:
-        return self._state.get(_key(kind, model))
+    def get(self, kind: str, model: str, mark: int | None = None) -> Any:
+        """Return a record; with a mark only if it has that one."""
+        key = _key(kind, model)
+        fits = mark is None or self._notes["marks"].get(key) == mark
+        return self._state.get(key) if fits else None
 
     def vector(self, kind: str, model: str) -> NDArray | None:
         record = self.get(kind, model)
         return None if record is None else _vector(record)
-
-    def marked(self, kind: str, model: str) -> int | None:
-        mark: int | None = self._notes["marks"].get(_key(kind, model))
-        return mark
 
     def put(self, kind: str, model: str, record: Any, mark: int | None = None) -> None:
         self._state[_key(kind, model)] = record
@@ -486,9 +448,9 @@ class _Memory:
 
     def settle(self, model: str, settled_round: int) -> None:
         """Let what was sent in a round that the server has used take the place of the old."""
-        if self.marked("sent", model) == settled_round and self.get("sent", model) is not None:
+        if self.get("sent", model, settled_round) is not None:
             self.put("settled", model, self._state.pop(_key("sent", model)), settled_round)
-        elif self.marked("settled", model) != settled_round:
+        elif self.get("settled", model, settled_round) is None:
             self._state.pop(_key("settled", model), None)
 
     def save(self) -> None:
@@ -502,13 +464,13 @@ def _key(kind: str, model: str) -> str:
 def _named(content: RecordDict, prefix: str) -> dict[str, ArrayRecord]:
     return {
         key.removeprefix(f"{prefix}/"): record
-        for key, record in records_of(content, ArrayRecord).items()
+        for key, record in wire.records_of(content, ArrayRecord).items()
         if key.startswith(f"{prefix}/")
     }
 
 
 def _vector(record: ArrayRecord) -> NDArray:
-    return next(iter(to_numpy(record).values()))
+    return next(iter(wire.to_numpy(record).values()))
 
 
 def _is_count(value: object, most: int) -> TypeGuard[int]:

@@ -40,13 +40,8 @@ ReportKind = Literal["model", "norm", "residual"]
 class Measure:
     """What every node reports, before the draw, of every model that it has.
 
-    Parameters
-    ----------
-    answer : {"loss", "norm"}
-        The number that comes back; an attribute of `ModelPart`.
-    action, report, keep
-        See `AboutModels`. If nodes train, they keep what they have trained, and those drawn send
-        it.
+    The answer is an attribute of `ModelPart`; for the rest see `AboutModels`. If nodes train, they
+    keep what they have trained, and those drawn send it.
     """
 
     answer: Literal["loss", "norm"]
@@ -74,20 +69,6 @@ class SamplingRule:
 
     Override what differs. Matrices have a row per node and a column per model.
 
-    Attributes
-    ----------
-    name : str
-        What results call the rule; the class's name if a subclass gives none.
-    measure : Measure, optional
-        `LOSSES`, `NORMS` or `RESIDUALS`, reported before the draw; None: nothing.
-    has_budget : bool
-        False if the rule takes no notice of the budget and the capacities.
-    keeps_updates : bool
-        Whether the server keeps the last update of every pair, the h of `step`.
-    corrects_gradients : bool
-        Whether nodes correct their gradients by c − c_i and send how c_i has changed (SCAFFOLD).
-        It does not go together with a measure.
-
     Examples
     --------
     A rule by which nodes are drawn by their share of the data:
@@ -99,19 +80,20 @@ class SamplingRule:
     ...     def importance(self, shares, answers, available):
     ...         return shares
     >>> rule = MultiModel(sampling=DataSampling(), budget=1).rule
-    >>> rule.name
-    'DataSampling'
-    >>> shares = np.array([[0.75], [0.25]])
-    >>> importance = rule.importance(shares, np.zeros((2, 1)), np.ones((2, 1), bool))
-    >>> rule.probabilities(importance, budget=1, capacity=np.ones(2, int))
-    array([[0.75],
-           [0.25]])
+    >>> rule.probabilities(np.array([[0.75, 0.25]]), budget=1, capacity=np.ones(1, int))
+    array([[0.75, 0.25]])
     """
 
+    # What results call the rule; the class's name if a subclass gives none.
     name: ClassVar[str] = "SamplingRule"
+    # `LOSSES`, `NORMS` or `RESIDUALS`, reported before the draw; None: nothing.
     measure: ClassVar[Measure | None] = None
+    # False if the rule takes no notice of the budget and the capacities.
     has_budget: ClassVar[bool] = True
+    # Whether the server keeps the last update of every pair, the h of `step`.
     keeps_updates: ClassVar[bool] = False
+    # Whether nodes correct their gradients by c − c_i and send how c_i has changed (SCAFFOLD); not
+    # together with a measure.
     corrects_gradients: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -131,14 +113,8 @@ class SamplingRule:
     ) -> Matrix | None:
         """Return the importance of every pair, at least 0; None if all are alike.
 
-        Parameters
-        ----------
-        shares : array of shape (nodes, models)
-            d.
-        answers : array of the same shape
-            Reported by `measure`; 0 where there is none.
-        available : array of bool of the same shape
-            The pairs that can be drawn; the importance of the others does not count.
+        The `shares` are d, `answers` were reported by `measure` (0 where there is none); of pairs
+        that are not `available` the importance does not count.
         """
         return None
 
@@ -170,16 +146,9 @@ class SamplingRule:
     ) -> dict[str, NDArray]:
         """Return the new global model: w − Σ_all d β h − Σ_drawn c (U − β h).
 
-        Parameters
-        ----------
-        model : mapping from str to ndarray
-            w.
-        trained, coefficients : mapping from node
-            Models of those drawn, in the order of summation, and their c.
-        shares, betas : mapping from node to float
-            d and β of all nodes.
-        old : mapping from node to vector
-            h where there is one; empty unless `keeps_updates`.
+        `model` is w; `trained` and `coefficients` are the models of those drawn, in the order of
+        summation, and their c; `shares` and `betas` are d and β of all nodes; `old` has h where
+        there is one, and is empty unless `keeps_updates`.
         """
         extra = remembered(shares, coefficients, old, betas)
         return stepped(model, list(trained.values()), list(coefficients.values()), extra)

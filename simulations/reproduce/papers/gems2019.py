@@ -48,9 +48,7 @@ MERGED: Mapping[str, Overrides] = {
 def convex_gems(scope: Scope, epsilon: float) -> dict[str, Overrides]:
     """Return GEMS for a linear model: the paper's spaces, and ours."""
     tuned = {"tune": scope.public(1000), "tune_rate": RELEASED_RATE}
-    # The released code's Fisher diagonal, and its damping, which is the default.
-    fisher = {"space.labels": "sampled", "space.fisher_samples": 200}
-    ellipsoid = {"/space": "ellipsoid", "space.epsilon": epsilon} | fisher
+    ellipsoid = {"/space": "ellipsoid", "space.epsilon": epsilon}
     return {
         "GEMS ellipsoid": ("strategy=gems", *options(ellipsoid)),
         "GEMS ellipsoid, tuned": ("strategy=gems", *options(ellipsoid | tuned)),
