@@ -12,15 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import (
-    Array,
-    ArrayRecord,
-    ConfigRecord,
-    Context,
-    Message,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from helpers_contract import exchanges, use
 from helpers_fuzz import guarded, may_refuse, mutated
 from helpers_lies import HUGE, TEXTS, some_lie

@@ -12,14 +12,7 @@ from helpers_learners import initial as initial_walk
 from helpers_learners import walking_app
 
 from conftest import initial_arrays, toy_app, train_reply
-from gems_flwr import (
-    Ball,
-    Cone,
-    DynamicAveraging,
-    FedAvg,
-    Gems,
-    InProcessGrid,
-)
+from gems_flwr import Ball, Cone, DynamicAveraging, FedAvg, Gems, InProcessGrid
 from gems_flwr.core import RoundRecord, RunResult, Traffic
 from gems_flwr.core.log import result_lines
 from gems_flwr.errors import Failure

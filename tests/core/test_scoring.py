@@ -46,17 +46,3 @@ def test_ties_are_broken_evenly_and_by_the_seed():
     assert abs((votes == 0).sum() - 2000) < 160
     assert (votes == scoring.majority_vote(members, np.random.default_rng(1))).all()
     assert (votes != scoring.majority_vote(members, np.random.default_rng(2))).any()
-
-
-def test_the_softmax_mean_listens_to_confidence():
-    """Two lukewarm votes for class 0 against one certain vote for class 1: 0.37 < 0.63."""
-    members = [np.array([[0.55, 0.45]]), np.array([[0.55, 0.45]]), np.array([[0.0, 1.0]])]
-    assert scoring.softmax_mean(members).argmax() == 1
-    assert scoring.majority_vote(members, np.random.default_rng(0))[0] == 0
-
-
-def test_the_mean_score_is_the_mean_of_the_members_scores():
-    pairs = [random_predictions(seed)[0] for seed in (1, 2, 3)]
-    labels = random_predictions(1)[1]
-    expected = np.mean([scoring.score(p, labels)["accuracy"] for p in pairs])
-    assert scoring.mean_score(pairs, labels)["accuracy"] == pytest.approx(expected)

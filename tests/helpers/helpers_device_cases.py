@@ -51,12 +51,7 @@ from gems_flwr.node import (
 )
 from gems_flwr.samples import Samples
 from gems_flwr.spaces.ball import LayerData, Quality, build_ball, build_ellipsoid
-from gems_flwr.spaces.cone import (
-    ConeOptions,
-    PrivateRelease,
-    build_cone,
-    solve_cones,
-)
+from gems_flwr.spaces.cone import ConeOptions, PrivateRelease, build_cone, solve_cones
 from gems_flwr.stages import tune_cones
 from gems_flwr.strategies.multi_model import join_models
 from simulations.config import compose_config

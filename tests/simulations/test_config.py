@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 
-import numpy as np
 import pytest
 import torch
 from hydra.errors import HydraException
@@ -261,8 +260,3 @@ def test_the_lift_of_a_model_is_the_same_for_every_seed_of_a_run():
     )
     assert (first[0].weight == second[0].weight).all()
     assert (first[1].weight != second[1].weight).any()
-
-
-def test_labels_are_divided_among_nodes_as_the_paper_does():
-    held = [np.unique(s.train.labels).tolist() for s in Experiment(compose_config([])).shares]
-    assert held == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]

@@ -71,9 +71,7 @@ def test_apportioned_items_sum_to_the_total_and_miss_the_exact_share_by_less_tha
 
 
 @given(
-    st.lists(st.integers(0, 4), min_size=1, max_size=60),
-    st.floats(0, 0.99),
-    st.integers(0, 2**32),
+    st.lists(st.integers(0, 4), min_size=1, max_size=60), st.floats(0, 0.99), st.integers(0, 2**32)
 )
 def test_validation_split_is_a_partition_and_every_class_keeps_a_training_example(
     labels, fraction, seed

@@ -179,13 +179,6 @@ drives = st.builds(
 )
 
 
-@given(st.lists(st.tuples(drives, drives, drives), min_size=1, max_size=4))
-def test_every_loss_lies_between_0_and_1(tracks):
-    by_model = {name: [track[i] for track in tracks] for i, name in enumerate("abc")}
-    for loss in driving_losses(by_model).values():
-        assert 0 <= loss.total <= 1 + 1e-12
-
-
 def test_what_cannot_be_compared_is_refused():
     for by_model in ({"a": [Drive(1, 0, 0, True)], "b": []}, {}):
         with pytest.raises(OptionError, match="same tracks"):

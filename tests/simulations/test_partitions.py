@@ -7,25 +7,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from simulations.partitions import (
-    Dirichlet,
-    Groups,
-    Iid,
-    LabelDivision,
-    Quantity,
-    Shards,
-    Skew,
-)
+from simulations.partitions import Dirichlet, Groups, Iid, LabelDivision, Quantity, Shards, Skew
 
 ROOT = Path(__file__).parents[2]
-ALL = [
-    LabelDivision(),
-    Dirichlet(alpha=0.5),
-    Shards(2),
-    Iid(),
-    Quantity(1.0),
-    Skew(rich_nodes=0.3),
-]
+ALL = [LabelDivision(), Dirichlet(alpha=0.5), Shards(2), Iid(), Quantity(1.0), Skew(rich_nodes=0.3)]
 
 
 def named(partition):

@@ -47,26 +47,6 @@ def refused(command, *words):
 # --- one owner ------------------------------------------------------------------------------
 
 
-def test_a_second_command_learns_who_has_the_folder(command):
-    held, done = threading.Event(), threading.Event()
-
-    def hold():
-        with hold_folder(folder_of(*ONE)):
-            held.set()
-            done.wait(HANG_SECONDS)
-
-    other = threading.Thread(target=hold)
-    other.start()
-    held.wait(HANG_SECONDS)
-    try:
-        printed = refused(command, *ONE)
-    finally:
-        done.set()
-        other.join()
-    assert f"in use by process {os.getpid()}" in printed
-    assert command(*ONE)[0] == 0
-
-
 def test_whoever_waits_for_the_same_run_takes_its_result(tmp_path):
     """Two jobs of ``simulations.reproduce`` may need one run: it is made once."""
     results, stamps = [], []

@@ -131,12 +131,6 @@ def test_public_data_helps_those_who_know_two_labels_of_ten(tmp_path, strategy):
     assert tuned["bytes_up"] == plain["bytes_up"]
 
 
-def test_a_model_of_the_public_sample_alone_costs_no_bytes(tmp_path):
-    result = finish(tmp_path, "strategy=public_only", "strategy.tune_rate=0.01")
-    assert result["bytes_up"] == result["bytes_down"] == result["messages"] == 0
-    assert result["accuracy"] > 0.5
-
-
 # --- networks, layer by layer -------------------------------------------------------------------
 
 
@@ -211,13 +205,6 @@ def test_a_finished_run_is_skipped_unless_it_is_asked_for_afresh_or_is_another(t
     assert (tmp_path / "result.json").stat().st_mtime_ns > stamp
     assert finish(tmp_path, "rounds=3")["rounds"] == 3
     assert [r["round"] for r in rounds(tmp_path)] == [0, 1, 2, 3]
-
-
-def test_a_run_stops_at_its_target(tmp_path):
-    result = finish(tmp_path, "rounds=50", "stop.target=0.5")
-    assert result["accuracy"] >= 0.5
-    assert result["rounds"] < 50
-    assert "reached the target 0.5" in result["details"]["stopped_because"]
 
 
 # --- the command ----------------------------------------------------------------------------

@@ -163,15 +163,6 @@ def test_the_factor_is_the_best_and_the_inflation_keeps_the_residual_s_size(seed
     np.testing.assert_allclose(deviations**2, ratio * np.diag(residual), rtol=1e-5, atol=1e-9)
 
 
-def test_int8_takes_a_byte_per_number():
-    x, y = samples()
-    cone = build_cone(x, y, 3, rank=2)
-    assert isinstance(cone.covariance, LowRankCovariance)
-    assert isinstance(cone.means, QuantizedArray)
-    # Per component: mean and deviations 5 + 4 each, factor 10 + 8, label 4, count 8.
-    assert cone.size_bytes == 3 * (9 + 9 + 18 + 4 + 8)
-
-
 def test_clusters_are_seeded_and_never_small():
     x, y = samples(n=500)
     one, two = (cluster_classes(x, y, 6, 30, seed=5) for _ in range(2))
@@ -234,20 +225,6 @@ def centred(x):
 
 def covariance_of(x):
     return np.cov(x.double().numpy().T, bias=True)
-
-
-# Fewer samples than features, and more.
-@pytest.mark.parametrize(("count", "features", "rank"), [(150, 300, 20), (700, 120, 1)])
-def test_the_factor_is_that_of_the_whole_matrix(count, features, rank):
-    """Columns up to their sign, and the inflated residual, within 1e-4 of the largest number."""
-    x = decaying(count, features)
-    columns, deviations = factor(covariance_of(x), rank)
-    order = np.argsort((columns**2).sum(axis=0))
-    found, found_deviations, trace = factor_samples(centred(x), rank)
-    expected = columns[:, order] * np.sign((columns[:, order] * found).sum(axis=0))
-    np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max())
-    np.testing.assert_allclose(found_deviations, deviations, atol=1e-4 * deviations.max())
-    assert trace == pytest.approx(np.trace(covariance_of(x)), rel=1e-6)
 
 
 def test_samples_of_fewer_dimensions_than_the_rank_leave_no_residual():

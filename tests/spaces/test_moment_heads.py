@@ -184,23 +184,6 @@ def test_the_covariance_from_means_is_right_on_average():
     np.testing.assert_allclose(total / 400, truth, atol=0.06)
 
 
-def test_heads_work_on_means_alone(data):
-    x, y = data
-    rule = MeanRule(2, exact=True)
-    parts = np.array_split(np.arange(len(y)), 4)
-    cones = [
-        build_means(torch.from_numpy(x[p]), torch.from_numpy(y[p]), CLASSES, groups=6, rule=rule)
-        for p in parts
-    ]
-    best = head(HeadMoments.of(cones_of(x, y)), "lda")
-    full = (scores(best, x).argmax(axis=1) == y).mean()
-    for name in ("lda", "ridge", "nearest_mean"):
-        layer = linear_head(HeadMoments.of(cones), HeadOptions(name, shrinkage=0.2))
-        assert (scores(layer, x).argmax(axis=1) == y).mean() > full - 0.15
-    with pytest.raises(ValueError, match="no covariances of single classes"):
-        HeadMoments.of(cones).class_covariance(0)
-
-
 def test_without_a_second_mean_of_any_class_the_covariance_is_round():
     cone = build_means(torch.randn(40, 3), torch.arange(40) % 2, 2, rule=MeanRule(2, exact=True))
     assert np.array_equal(covariance_from_means([cone]), np.eye(3))

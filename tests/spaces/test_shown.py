@@ -5,7 +5,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import norm
 
 from gems_flwr.errors import SpaceError
 from gems_flwr.spaces import load_space, save_space, screen_spaces, unflatten_linear
@@ -157,24 +156,6 @@ def test_a_fixed_rank_or_full_moments_are_as_before():
         Cone(rank=0)
     with pytest.raises(ValueError, match="rank"):
         Cone(rank=None)
-
-
-def test_an_attacker_who_knows_a_normal_distribution_gets_the_auc_that_counting_promises():
-    """K exact numbers of n samples: Phi(sqrt(k / 2n)), the bound behind 0.9 numbers per sample.
-
-    The best test for a mean is the inner product of the candidate with the mean: for a member it
-    is D / n larger, with a variance of D / n either way.
-    """
-    features, count, rng = 200, 100, np.random.default_rng(0)
-    scores = []
-    for _ in range(60):
-        members, others = rng.normal(size=(2, count, features))
-        mean = members.mean(axis=0)
-        scores.append((members @ mean, others @ mean))
-    inside, outside = (np.concatenate(part) for part in zip(*scores, strict=True))
-    auc = np.mean(rng.choice(inside, 100_000) > rng.choice(outside, 100_000))
-    assert auc == pytest.approx(norm.cdf(np.sqrt(features / count / 2)), abs=0.02)
-    assert norm.cdf(np.sqrt(NUMBERS_PER_SAMPLE / 2)) == pytest.approx(0.75, abs=0.005)
 
 
 # --- small classes ----------------------------------------------------------------------------

@@ -103,10 +103,7 @@ def test_a_split_hardly_matters_and_neither_do_rounding_and_sums():
     """Full moments add up exactly, gradients do: all that differs is what is rounded."""
     space = Cone(rank="full", min_count=2)
     plain = refined(space=space, refine=refine(4))
-    for options in (
-        {"parts": digits(sort=False)},
-        {"space": Cone(sums=True, min_count=2)},
-    ):
+    for options in ({"parts": digits(sort=False)}, {"space": Cone(sums=True, min_count=2)}):
         other = refined(**{"space": space, **options})
         assert other.details["loss"] == pytest.approx(plain.details["loss"], rel=2e-2)
 

@@ -110,17 +110,6 @@ def test_each_node_can_have_an_epsilon_of_its_own():
     assert asked.details["radii"] == result.details["radii"]
 
 
-@pytest.mark.parametrize("space", [Ball(directions=20), Cone()])
-def test_fine_tuning_on_public_data_helps_or_does_no_harm(space):
-    x, y = blobs(range(CLASSES), 10, seed=5)
-    order = np.random.default_rng(0).permutation(len(y))
-    public = Tune(x.numpy()[order], y.numpy()[order], count=30)
-    plain, tuned = run(Gems(space=space)), run(Gems(space=space, tune=public))
-    assert tuned.details["tuned_on"] == 30
-    assert not tuned.details["is_average"]
-    assert accuracy(tuned.arrays) >= accuracy(plain.arrays) - 0.01
-
-
 def test_a_private_space_is_marked_and_its_noise_is_secret(tmp_path):
     options = {"dp_epsilon": 5.0, "dp_clip": 10.0, "min_count": 2}
     one = run(Gems(space=Cone(**options), checkpoint_dir=tmp_path))

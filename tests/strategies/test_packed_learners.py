@@ -6,13 +6,7 @@ the mean of all models walks by the mean of the steps, whatever is averaged when
 
 import numpy as np
 import pytest
-from helpers_learners import (
-    Troubled,
-    fail,
-    initial,
-    mean_walk,
-    walking_app,
-)
+from helpers_learners import Troubled, fail, initial, mean_walk, walking_app
 from helpers_packed import HALF_STEP, TAMPERED, PackedGrid, beside, two
 
 from gems_flwr import DynamicAveraging, InProcessGrid, PeriodicAveraging

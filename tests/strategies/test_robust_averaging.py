@@ -9,13 +9,7 @@ from flwr.serverapp import strategy as flower
 from helpers_learners import initial, walk, walking_app
 
 from conftest import initial_arrays, record_equal, small_model, toy_app, train_reply
-from gems_flwr import (
-    DynamicAveraging,
-    FedAvg,
-    InProcessGrid,
-    PeriodicAveraging,
-    RobustRule,
-)
+from gems_flwr import DynamicAveraging, FedAvg, InProcessGrid, PeriodicAveraging, RobustRule
 from gems_flwr.core.records import to_record
 
 RULES = ["median", "trimmed_mean", "geometric_median", "krum", "multi_krum", "bulyan"]

@@ -12,15 +12,7 @@ from helpers_grids import kind_of
 from helpers_secure import losing
 
 from conftest import record_equal
-from gems_flwr import (
-    Cone,
-    Gems,
-    InProcessGrid,
-    NodeLimits,
-    Refine,
-    SecureSum,
-    good_enough_mod,
-)
+from gems_flwr import Cone, Gems, InProcessGrid, NodeLimits, Refine, SecureSum, good_enough_mod
 from gems_flwr.core import Disclosure, Group
 from gems_flwr.core.records import to_record
 from gems_flwr.core.sums import PlainSums, summand_record, summand_words
