@@ -2,6 +2,7 @@
 
 import json
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from gems_flwr import (
     Tolerance,
 )
 from gems_flwr.core.records import to_record
-from gems_flwr.errors import CheckpointError, RoundFailedError
+from gems_flwr.errors import CheckpointError, OptionError, RoundFailedError
 
 
 def start(strategy, grid, rounds=2, **kwargs):
@@ -195,24 +196,26 @@ def test_a_run_ends_after_the_round_for_which_should_stop_says_so(grid):
     assert heard == [(1, 1), (2, 2)]
 
 
+WRONG = {"fraction_train": 1.5, "fraction_evaluate": -0.1, "min_nodes": 0, "seed": -1}
+WRONG |= {"min_train_nodes": -1, "min_available_nodes": -1}
+
+
 @pytest.mark.parametrize(
     "make",
     [
         lambda: TargetReached(0.5, goal="up"),
         lambda: PatienceExhausted(0),
         lambda: PatienceExhausted(1, goal="down"),
-        lambda: FedAvg(fraction_train=1.5),
-        lambda: FedAvg(fraction_evaluate=-0.1),
-        lambda: FedAvg(min_nodes=0),
+        *(partial(FedAvg, **{key: value}) for key, value in WRONG.items()),
         lambda: FedAvg(min_nodes=3, tolerance=Tolerance(wait_for_nodes=2)),
+        lambda: FedAvg(arrayrecord_key="same", configrecord_key="same"),
         lambda: Tolerance(wait_seconds=-1),
         lambda: Tolerance(max_reply_bytes=0),
         lambda: Tolerance(max_examples=-1),
-        lambda: FedAvg(seed=-1),
     ],
 )
 def test_impossible_settings_are_refused(make):
-    with pytest.raises(ValueError, match=r"must|needs"):
+    with pytest.raises(OptionError, match=r"must|needs"):
         make()
 
 

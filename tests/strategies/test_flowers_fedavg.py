@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import Strategy, strategy_utils
 
 from gems_flwr import FedAvg, InProcessGrid, RoundLoop, Tolerance
 from gems_flwr.core.records import to_numpy
-from gems_flwr.errors import NotEnoughNodesError, OptionError, RoundFailedError
+from gems_flwr.errors import NotEnoughNodesError, RoundFailedError
 
 NODES = 5
 SEED_KEY = "run-seed"
@@ -396,19 +396,6 @@ def test_waiting_ends_with_the_option_that_asks_for_more_nodes(option):
 def test_no_fewer_nodes_are_chosen_than_must_answer():
     run = Watched(FedAvg).play(strategy=FedAvg(fraction_train=0.1, min_nodes=4))
     assert run.seen["messages"][:3] == [4, 4, 4]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"min_train_nodes": -1},
-        {"min_available_nodes": -1},
-        {"arrayrecord_key": "same", "configrecord_key": "same"},
-    ],
-)
-def test_impossible_options_are_refused(options):
-    with pytest.raises(OptionError, match="must"):
-        FedAvg(**options)
 
 
 # --- helpers of the behaviours ------------------------------------------------------------------

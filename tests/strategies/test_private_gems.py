@@ -45,16 +45,6 @@ def test_masked_sums_have_the_digits_of_plain_ones():
     assert record_equal(plain.arrays, masked.arrays)
 
 
-def test_a_resumed_run_steps_as_the_unbroken_one(tmp_path):
-    options = {**SIMULATED, "epsilon": 20.0, "steps": 3}
-    whole = play(PrivateGems(**options))
-    strategy = PrivateGems(checkpoint_dir=tmp_path, **options)
-    with pytest.raises(RoundFailedError):
-        play(strategy, UNLIMITED, failing(lambda node, number, *_: node == 0 and number > 2))
-    assert not list(tmp_path.glob("inbox/*"))
-    assert record_equal(play(strategy, resume=True).arrays, whole.arrays)
-
-
 # --- noise ----------------------------------------------------------------------------------------
 
 

@@ -108,15 +108,6 @@ def test_a_rule_that_chooses_says_whom_it_left_out(rule):
     assert len(left_out) >= {"krum": 6, "multi_krum": 1, "bulyan": 2}[rule]
 
 
-def test_a_resumed_run_keeps_account_of_whom_it_left_out(tmp_path):
-    def run(rounds):
-        strategy = FedAvg(robust=RobustRule("multi_krum", 1), checkpoint_dir=tmp_path)
-        return start(strategy, [2], rounds=rounds, resume=True)
-
-    run(2)
-    assert run(3).details == start(FedAvg(robust=RobustRule("multi_krum", 1)), [2]).details
-
-
 def test_too_few_models_for_the_rule_are_told(caplog):
     result = start(FedAvg(robust=RobustRule("bulyan", 1)), nodes=6)
     assert result.details["robust"]["by_median"] == 3
