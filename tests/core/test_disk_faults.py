@@ -40,9 +40,6 @@ class InRound(Callback):
                 self.task()
 
 
-# --- runs -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
 def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before_and_the_replies(
     tmp_path, monkeypatch, code
@@ -97,9 +94,6 @@ def test_a_folder_in_the_way_of_the_checkpoint_is_named(tmp_path):
         start(tmp_path)
     with pytest.raises(CheckpointError, match=r"checkpoint\.safetensors cannot be read"):
         start(tmp_path, resume=True)
-
-
-# --- python -m gems_flwr --------------------------------------------------------------------
 
 
 def fails(capsys, *words):

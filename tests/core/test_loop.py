@@ -284,24 +284,15 @@ def without_seconds(result):
 
 
 def test_a_run_killed_after_round_three_and_resumed_equals_an_unbroken_one(tmp_path):
-    def strategy(**kwargs):
-        return FedAvg(fraction_train=0.5, fraction_evaluate=0.5, seed=3, **kwargs)
+    def play(resume=False, **options):
+        strategy = FedAvg(fraction_train=0.5, fraction_evaluate=0.5, seed=3, **options)
+        grid = InProcessGrid(toy_app(), 8)
+        return start(strategy, grid, rounds=6, evaluate_fn=growing, resume=resume)
 
-    unbroken = start(strategy(), InProcessGrid(toy_app(), 8), rounds=6, evaluate_fn=growing)
+    unbroken = play()
     with pytest.raises(Killed):
-        start(
-            strategy(checkpoint_dir=tmp_path, callbacks=[KillAfter(3)]),
-            InProcessGrid(toy_app(), 8),
-            rounds=6,
-            evaluate_fn=growing,
-        )
-    resumed = start(
-        strategy(checkpoint_dir=tmp_path),
-        InProcessGrid(toy_app(), 8),
-        rounds=6,
-        resume=True,
-        evaluate_fn=growing,
-    )
+        play(checkpoint_dir=tmp_path, callbacks=[KillAfter(3)])
+    resumed = play(resume=True, checkpoint_dir=tmp_path)
     assert record_equal(resumed.arrays, unbroken.arrays)
     assert without_seconds(resumed) == without_seconds(unbroken)
     lines = (tmp_path / "rounds.jsonl").read_text().splitlines()

@@ -157,13 +157,6 @@ def test_a_value_that_cannot_be_is_the_configs_fault(overrides, words):
         _ = experiment.shares, experiment.build_model(), experiment.strategy(None, [])
 
 
-def test_a_mistake_in_a_multirun_is_explained_too():
-    with pytest.raises(HydraException) as caught:
-        compose_config(["strategy.fractoin=1"])
-    text = explain(caught.value, ["-m", "seed=0,1", "strategy.fractoin=1", "--cfg", "job"])
-    assert "no key 'fractoin' in strategy; the keys are: fraction_train" in text
-
-
 @pytest.mark.parametrize(
     ("share", "nodes", "asked"), [(0, 100, 1), (0.29, 100, 29), (0.7, 30, 21), (1, 7, 7)]
 )

@@ -85,14 +85,6 @@ def car(x, y, heading=0.0):
     return CarState(np.array([x, y]), heading, 20.0, np.zeros((4, 2)))
 
 
-def test_the_controller_steers_back_to_the_line_from_either_side():
-    """A heading of 0 is along y, as in the simulator; who looks back turns at full lock."""
-    assert pursue(car(0, 100), LONG, Place(100, 0)) == 0
-    right, left = (pursue(car(x, 100), LONG, Place(100, x)) for x in (2.0, -2.0))
-    assert right < 0 < left == -right
-    assert pursue(car(1, 100, heading=math.pi), LONG, Place(100, 1)) == 1
-
-
 def test_the_steering_is_that_of_the_circle_through_the_point_ahead():
     """From the rear axle 1.64 m behind, a point 9 m ahead of the middle and 2 m aside.
 

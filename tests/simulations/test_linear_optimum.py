@@ -134,8 +134,6 @@ def test_global_is_the_optimum_and_says_how_it_was_found(tmp_path):
     assert result["loss"] == pytest.approx(score_of(theirs, test_labels)["loss"], abs=1e-3)
 
 
-# --- fixed lifts ----------------------------------------------------------------------------------
-
 SCALE = 1 / 16
 
 

@@ -19,9 +19,6 @@ def found_by(study, tmp_path, *overrides):
     return run_study(study, Scope(tmp_path, seeds=1, jobs=1, overrides=overrides), QUIET)
 
 
-# --- what nodes send ----------------------------------------------------------------------------
-
-
 def test_full_moments_give_samples_away_and_automatic_ones_do_not(tmp_path, monkeypatch):
     """Eight digits of 64 pixels: full moments give away every one of them."""
     monkeypatch.setattr(leaks, "SIZES", (8,))
@@ -74,9 +71,6 @@ def test_the_study_of_hostile_nodes_tries_every_attack_on_every_method(monkeypat
     cases["layerwise"] = (6, 2)
     assert len(rows) == 2 * 2 * sum(attacks * columns for attacks, columns in cases.values())
     assert {setting.rpartition(", ")[2] for setting, _ in rows} == set(lies.ATTACKS)
-
-
-# --- the frontier -------------------------------------------------------------------------------
 
 
 def curve(family, name, *points):

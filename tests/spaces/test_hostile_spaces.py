@@ -27,9 +27,6 @@ def blob_cone(seed, classes=(0, 1, 2), count=200, shift=0.0, rank="full", **opti
     return build_cone(x, y, 3, rank=rank, **options)
 
 
-# --- the largest subset ---------------------------------------------------------------------
-
-
 def test_the_one_far_ball_is_left_out_and_that_is_proved():
     balls = [ball([0, 0]), ball([1, 0]), ball([100, 0]), ball([0, 1])]
     members, met, proved = largest_subset(balls)
@@ -63,9 +60,6 @@ def test_no_larger_subset_meets_than_the_one_that_is_proved(seed):
         assert len(found) == max(sizes)
 
 
-# --- balls against each other ---------------------------------------------------------------
-
-
 def test_a_far_centre_is_left_out_and_the_others_are_as_they_were():
     rng = np.random.default_rng(0)
     balls = [ball(rng.normal(size=4), 9.0) for _ in range(4)]
@@ -87,9 +81,6 @@ def test_a_radius_of_nothing_does_not_fix_the_result(kind):
     # A third of the median radius is what the liar is left with.
     assert aggregate_spaces(screened.spaces).point[1] > -0.8 + 0.5 - 1e-6
     assert "counts as 0.5" in screened.reasons[3]
-
-
-# --- cones against each other ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -291,19 +291,16 @@ def test_a_file_gives_back_what_was_sent(cone, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("flags", "reason"),
     [
-        ({"means_only": np.array([0, 0, 0], np.uint8)}, "flags that fit"),
-        ({"means_only": np.array([1, 1, 1], np.uint8)}, "flags that fit"),
-        ({"means_only": np.array([1, 1, 0], np.uint8)}, "covariance"),
-        ({"means_only": np.array([0, 1], np.uint8)}, "covariance"),
-        ({"means_only": np.array([0, 0, 7], np.uint8)}, "means_only"),
+        *(([0, 0, 0], "flags that fit"), ([1, 1, 1], "flags that fit"), ([1, 1, 0], "covariance")),
+        *(([0, 1], "covariance"), ([0, 0, 7], "means_only")),
     ],
 )
-def test_flags_that_do_not_fit_are_refused(change, reason):
+def test_flags_that_do_not_fit_are_refused(flags, reason):
     arrays, meta = cloud_cone([100, 60, 12], rank="full").to_arrays()
     with pytest.raises(SpaceError, match=reason):
-        ClassMomentCone.from_arrays(arrays | change, meta)
+        ClassMomentCone.from_arrays(arrays | {"means_only": np.array(flags, np.uint8)}, meta)
 
 
 def test_a_hostile_node_cannot_make_the_server_hold_matrices_of_zeros():

@@ -20,8 +20,6 @@ from gems_flwr.spaces.ball import EllipsoidSpace, LayerData, Quality, Radius
 from gems_flwr.spaces.convex import check_array, check_keys, check_number, take
 from gems_flwr.spaces.question import SpaceQuestion
 
-# --- one file: the set --------------------------------------------------------------------------
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BoxSpace:
@@ -77,8 +75,6 @@ class BoxSpace:
 
 
 register_space(BoxSpace)
-
-# --- and the question -----------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
