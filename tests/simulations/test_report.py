@@ -133,7 +133,7 @@ def test_rows_run_from_the_ceiling_over_best_to_worst_to_the_floor(tmp_path):
 def test_a_seed_that_occurs_twice_and_differently_divided_data_are_pointed_out(tmp_path):
     for name in ("a", "b"):
         write_run(tmp_path / name, seed=4)
-    other = write_run(tmp_path / "c", strategy="ensemble")
+    other = write_run(tmp_path / "c", strategy="ensemble", seed=4)
     division = {"nodes": [{"name": "0", "train": [1, 2], "validation": [0, 0]}], "classes": 2}
     (other / "partition.json").write_text(json.dumps(division))
     warnings = "\n".join(comparability_warnings(summarise(read_runs([tmp_path]).runs)))
