@@ -141,10 +141,11 @@ def test_violators_that_balance_each_other_need_nobody_else():
     assert done.coordinator.violations == 2
 
 
-def test_the_counter_forces_a_full_synchronisation_even_if_it_jumps_past_m():
-    """V = 3 of m = 4, two violators more: 5 ≥ 4. All others are asked at once; v starts at 0."""
+@pytest.mark.parametrize("violations", [2, 3])
+def test_the_counter_forces_a_full_synchronisation_even_if_it_jumps_past_m(violations):
+    """M = 4, two violators more: 4 and 5 ≥ 4. All others are asked at once; v starts at 0."""
     models = at(2, -2, 0.5, 0.1)
-    balancing = begin(models, BalancingRule(delta=1), violations=3)
+    balancing = begin(models, BalancingRule(delta=1), violations)
     assert balancing.query(RNG) == ("2", "3")
     done = balancing.receive({n: models[n] for n in ("2", "3")}).finish()
     assert done.full

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -124,6 +125,39 @@ def test_public_data_helps_those_who_know_two_labels_of_ten(tmp_path, strategy):
     tuned = finish(tmp_path / "tuned", *options, "strategy.tune=200")
     assert tuned["accuracy"] > plain["accuracy"] + 0.1
     assert tuned["bytes_up"] == plain["bytes_up"]
+
+
+# --- the card of a run ---------------------------------------------------------------------------
+
+
+def test_the_card_has_the_runs_own_figures_and_no_path(tmp_path):
+    command = "gems-flwr run strategy=gems"
+    result = run(compose_config(["strategy=gems", "nodes=3"]), tmp_path, QUIET, command=command)
+    text = (tmp_path / "model_card.md").read_text()
+    assert f"`accuracy` {result['accuracy']:.4g}" in text
+    assert f"{result['bytes_up']:,} bytes up" in text
+    assert command in text
+    for node in json.loads((tmp_path / "partition.json").read_text())["nodes"]:
+        counts = " · ".join(map(str, node["train"]))
+        assert f"| `{node['name']}` | {sum(node['train'])} | {counts} |" in text
+    assert str(tmp_path) not in text
+
+
+def test_a_card_of_secure_sums_has_totals_alone(tmp_path):
+    finish(tmp_path, "strategy=fedavg", "nodes=3", "rounds=1", "secure=sum", "partition=quantity")
+    text = (tmp_path / "model_card.md").read_text()
+    nodes = json.loads((tmp_path / "partition.json").read_text())["nodes"]
+    sizes = [sum(node["train"]) for node in nodes]
+    assert f"3 nodes, {sum(sizes):,} examples" in text
+    assert len(set(sizes)) > 1
+    assert not any(re.search(rf"\| {size} \|", text) for size in sizes)
+
+
+def test_noise_from_a_known_seed_is_not_sold_as_privacy(tmp_path):
+    finish(tmp_path, "strategy=private_gems", "nodes=3", "rounds=1")
+    text = (tmp_path / "model_card.md").read_text()
+    assert "Differential privacy of the sum: epsilon 1" in text
+    assert "The noise came from the run's seed" in text
 
 
 # --- networks, layer by layer -------------------------------------------------------------------
