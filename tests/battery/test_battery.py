@@ -14,6 +14,7 @@ import shutil
 import numpy as np
 import pytest
 from helpers_battery import Played, check, lie_of
+from helpers_grids import Nameless
 from helpers_learners import StopAfter
 from helpers_lies import some_lie
 from helpers_patience import patience
@@ -84,7 +85,7 @@ class Backwards(InProcessGrid):
 
 
 def outcome(result):
-    """What a run has found, but for how long it took."""
+    """Return what a run has found, but for how long it took."""
     return {**result.details, "intersection_seconds": None}, [
         (record.round, record.nodes_answered, record.train_metrics, record.evaluate_metrics)
         for record in result.history
@@ -93,7 +94,10 @@ def outcome(result):
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_run_killed_after_any_round_goes_on_to_the_last_bit_whoever_replies_first(name, tmp_path):
-    """The nodes of the killed run go on with what they keep; those of the unbroken one are new."""
+    """The nodes of the killed run go on with what they keep; those of the unbroken one are new.
+
+    Nor does it matter whether the grid knows their names, or they say them only when asked.
+    """
     scenario = ALL[name]
 
     def play(folder, grid, resume=False, **options):
@@ -109,4 +113,4 @@ def test_a_run_killed_after_any_round_goes_on_to_the_last_bit_whoever_replies_fi
         resumed = play(str(after), grid, resume=True)
         assert record_equal(resumed.arrays, whole.arrays)
         assert outcome(resumed) == outcome(whole)
-    assert record_equal(play("forwards", InProcessGrid(scenario.app(), NODES)).arrays, whole.arrays)
+    assert record_equal(play("unknown", Nameless(scenario.app(), NODES)).arrays, whole.arrays)

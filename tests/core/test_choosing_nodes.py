@@ -3,12 +3,10 @@
 import pytest
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from helpers_grids import Nameless, kind_of
+from helpers_grids import kind_of
 from helpers_learners import initial as initial_walk
 from helpers_learners import walking_app
 from helpers_superlink import SuperLinkGrid
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from conftest import initial_arrays, toy_app, train_reply
 from gems_flwr import (
@@ -177,17 +175,6 @@ class Hesitant(SuperLinkGrid):
         self.looks += 1
         partition = self.configs[node]["partition-id"]
         return kind_of(message.content) != "name" or self.looks > NODES * self.hesitation[partition]
-
-
-@settings(max_examples=5)
-@given(st.permutations(range(NODES)))
-def test_nodes_that_say_their_names_in_any_order_are_the_same_nodes(learned, order):
-    class Shuffled(Nameless):
-        def collect(self, message_ids, *, timeout):
-            replies = list(super().collect(message_ids, timeout=timeout))
-            return [replies[i] for i in order if i < len(replies)]
-
-    assert same(learn(Shuffled(walking_app(), NODES)), learned)
 
 
 def test_a_node_that_never_says_its_name_goes_by_its_id_and_the_run_goes_on(caplog):
