@@ -147,20 +147,6 @@ def learn(grid, strategy=None, rounds=3, **options):
     return strategy.start(grid, initial_walk(), num_rounds=rounds, **options)
 
 
-@pytest.fixture(scope="module")
-def learned():
-    """What comes of it where the grid knows all names."""
-    return learn(InProcessGrid(walking_app(), NODES))
-
-
-def same(result, learned):
-    assert result.arrays["w"].numpy().tobytes() == learned.arrays["w"].numpy().tobytes()
-    assert result.details["node_loss"] == learned.details["node_loss"]
-    assert asked(result) == asked(learned)
-    assert result.failures == ()
-    return True
-
-
 class Hesitant(SuperLinkGrid):
     """Nodes without registered names, under random ids, that do not say their names at once.
 
