@@ -1,7 +1,5 @@
 """Partitions: every division is disjoint, complete and repeatable, and each does what it says."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -9,7 +7,6 @@ from hypothesis import strategies as st
 
 from simulations.partitions import Dirichlet, Groups, Iid, LabelDivision, Quantity, Shards, Skew
 
-ROOT = Path(__file__).parents[2]
 ALL = [LabelDivision(), Dirichlet(alpha=0.5), Shards(2), Iid(), Quantity(1.0), Skew(rich_nodes=0.3)]
 
 
