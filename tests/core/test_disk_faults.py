@@ -1,7 +1,6 @@
 """A disk that is full, read-only, gone or in the way: one clear line, and nothing lost.
 
-Tests may run as root, whom no mode keeps out, so read-only and full disks are real ones where
-mounting is allowed; every claim is also tested with errors that stand in for the system's.
+Tests may run as root, whom no mode keeps out, so errors stand in for the system's.
 """
 
 import errno
@@ -10,10 +9,12 @@ import shutil
 
 import pytest
 from helpers_spaces import FULL
+from safetensors import SafetensorError
 
 from conftest import initial_arrays, record_equal, refuse_writing, toy_app
 from gems_flwr import Callback, FedAvg, InProcessGrid
 from gems_flwr.__main__ import main
+from gems_flwr.core.disk import disk_faults
 from gems_flwr.core.folder import CheckpointFolder
 from gems_flwr.errors import CheckpointError, DiskError
 from gems_flwr.spaces import save_space
@@ -56,6 +57,11 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before_and_the_repli
     resumed = start(folder, resume=True)
     assert record_equal(resumed.arrays, UNBROKEN.arrays)
     assert [record.round for record in resumed.history] == [0, 1, 2, 3]
+
+
+def test_the_faults_of_safetensors_own_writer_are_explained_too():
+    with pytest.raises(DiskError, match="cannot write x: No space left"), disk_faults("write x"):
+        raise SafetensorError("I/O error: something (os error 28)")
 
 
 def test_replies_that_cannot_be_kept_are_used_all_the_same(tmp_path, monkeypatch, caplog):

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -93,7 +94,11 @@ def test_the_steering_is_that_of_the_circle_through_the_point_ahead():
     atan(3.24 · curvature).
     """
     expected = math.atan(3.24 * 2 * 2 / (10.64**2 + 2**2)) / FULL_LOCK_RADIANS
-    assert pursue(car(-2, 100), LONG, Place(100, -2), look_ahead_m=9) == pytest.approx(expected)
+    steer = partial(pursue, road=LONG, look_ahead_m=9)
+    assert steer(car(-2, 100), place=Place(100, -2)) == pytest.approx(expected)
+    assert steer(car(2, 100), place=Place(100, 2)) == pytest.approx(-expected)
+    # Who looks back turns at full lock.
+    assert steer(car(1, 100, heading=math.pi), place=Place(100, 1)) == 1
 
 
 def wheels(*outermost):
