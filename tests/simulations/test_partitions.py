@@ -181,20 +181,12 @@ def test_draws_are_those_of_flowers_partitioners(seed):
     draws = int(np.random.SeedSequence(seed).generate_state(1)[0])
     options = {"partition_by": "label", "shuffle": False}
     by_label = order[np.argsort(labels[order], kind="stable")]
+    dirichlet = {"alpha": 0.5, "min_partition_size": 2, "self_balancing": False, "seed": draws}
+    shards = ShardPartitioner(6, num_shards_per_partition=2, seed=seed, **options)
     for ours, theirs, rows in (
         (Iid(), IidPartitioner(num_partitions=6), order),
-        (
-            Dirichlet(alpha=0.5),
-            DirichletPartitioner(
-                6, alpha=0.5, min_partition_size=2, self_balancing=False, seed=draws, **options
-            ),
-            order,
-        ),
-        (
-            Shards(2),
-            ShardPartitioner(6, num_shards_per_partition=2, seed=seed, **options),
-            by_label,
-        ),
+        (Dirichlet(alpha=0.5), DirichletPartitioner(6, **dirichlet, **options), order),
+        (Shards(2), shards, by_label),
     ):
         table = Dataset.from_dict({"label": labels[rows], "position": rows})
         theirs.dataset = table.with_format("numpy")

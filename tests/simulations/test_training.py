@@ -141,9 +141,8 @@ def test_numbers_are_learned_by_gradient_descent_on_the_squared_error():
     """One step on all examples: w - lr · mean of 2 (w x - y) x."""
     inputs = np.array([[1.0], [2.0], [3.0]], np.float32)
     examples = Examples(inputs, np.array([2.0, 4.0, 6.0]))
-    model = nn.Linear(1, 1, bias=False)
+    model, options = nn.Linear(1, 1, bias=False), TrainOptions("sgd", lr=0.01, batch_size=3)
     nn.init.zeros_(model.weight)
-    options = TrainOptions(optimizer="sgd", lr=0.01, batch_size=3)
     metrics = fit(model, examples, scale=1.0, options=options, seed=0, target=Numbers())
     assert model.weight.item() == pytest.approx(0.01 * 2 * (2 + 8 + 18) / 3)
     assert metrics == {"train_loss": pytest.approx((4 + 16 + 36) / 3), "epochs": 1.0}
