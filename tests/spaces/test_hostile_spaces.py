@@ -93,6 +93,14 @@ def test_honest_cones_pass_unchanged(options):
     assert screened.reasons == ("",) * 5
 
 
+def test_no_node_counts_for_more_than_twice_the_median():
+    """Four have 600 samples each, the fifth 6,000 of the same kind: it counts as 1,200."""
+    cones = [*(blob_cone(seed) for seed in range(4)), blob_cone(9, count=2000)]
+    screened = screen_spaces(cones)
+    assert [space.total_count for space in screened.spaces] == [600] * 4 + [1200]
+    assert screened.reasons[4] == "its 6,000 samples count as 1,200"
+
+
 @pytest.mark.parametrize("rank", ["full", 2])
 def test_classes_unlike_those_of_most_nodes_are_left_out_one_by_one(rank):
     """The first liar is right about class 2, and exchanges 0 and 1; the second has none right."""
