@@ -57,10 +57,7 @@ def test_what_a_twin_changes_is_a_line_on_each_side_and_an_import_each(app):
 def test_a_twin_has_the_settings_of_its_app_and_one_dependency_more(app):
     ours, theirs = project(app), project(TWINS[app])
     assert ours["tool"] == theirs["tool"]
-    assert set(ours["project"]["dependencies"]) == {
-        "gems-flwr",
-        *theirs["project"]["dependencies"],
-    }
+    assert set(ours["project"]["dependencies"]) == {"gems-flwr", *theirs["project"]["dependencies"]}
 
 
 @pytest.mark.parametrize("app", APPS)

@@ -58,29 +58,18 @@ def test_the_sdist_holds_what_the_wheel_is_made_from_and_no_more(published):
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     tops = {name.split("/")[0] for name in names if name}
-    assert tops == {
-        "CHANGELOG.md",
-        "CITATION.cff",
-        "LICENSE",
-        "MANIFEST.in",
-        "PKG-INFO",
-        "README.md",
-        "conf",
-        "gems_flwr",
-        "gems_flwr.egg-info",
-        "pyproject.toml",
-        "setup.cfg",
-        "setup.py",
-        "simulations",
-    }
-    here = {"setup.py"} | {
-        path.relative_to(ROOT).as_posix()
-        for folder in ("gems_flwr", *READY)
-        for path in (ROOT / folder).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
+    files = {"CHANGELOG.md", "CITATION.cff", "LICENSE", "MANIFEST.in", "PKG-INFO", "README.md"}
+    files |= {"pyproject.toml", "setup.cfg", "setup.py"}
+    assert tops == files | {"conf", "gems_flwr", "gems_flwr.egg-info", "simulations"}
     kinds = (".py", "py.typed", ".yaml", ".csv", ".json", ".gz")
+    here = {"setup.py"} | files_in("gems_flwr", *READY)
     assert here == {name for name in names if name.endswith(kinds)}
+
+
+def files_in(*folders):
+    """Return the files of some folders of the checkout, as a package names them."""
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
+    return {p.relative_to(ROOT).as_posix() for p in paths if "__pycache__" not in p.parts}
 
 
 def test_the_wheel_holds_the_library_and_below_it_the_simulations(wheel):
@@ -90,16 +79,9 @@ def test_the_wheel_holds_the_library_and_below_it_the_simulations(wheel):
     bundle = "gems_flwr/bundled/"
     library = [n for n in names if n.startswith("gems_flwr/") and not n.startswith(bundle)]
     assert all(name.endswith((".py", "/py.typed")) for name in library)
-    assert "gems_flwr/py.typed" in names
-    assert "gems_flwr/strategies/fedavg.py" in names
+    assert {"gems_flwr/py.typed", "gems_flwr/strategies/fedavg.py"} <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    here = {
-        path.relative_to(ROOT).as_posix()
-        for folder in READY
-        for path in (ROOT / folder).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
-    assert here == {n.removeprefix(bundle) for n in names if n.startswith(bundle)}
+    assert files_in(*READY) == {n.removeprefix(bundle) for n in names if n.startswith(bundle)}
 
 
 def test_the_metadata_is_what_an_index_shows(wheel):

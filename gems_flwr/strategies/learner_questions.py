@@ -28,25 +28,6 @@ from gems_flwr.carriers import open_packed, pack_bytes, packed_models, unpack_by
 from gems_flwr.compression import FORMS, Form, PackedModel, decode, decode_whole, encode
 from gems_flwr.core import records as wire
 from gems_flwr.core.question import NOTHING, ON_SERVER, Disclosure, Question
-<<<<<<< HEAD
-from gems_flwr.core.records import (
-    ARRAYS,
-    CONFIG,
-    METRICS,
-    NUM_EXAMPLES,
-    SERVER_ROUND,
-    MetricsReply,
-    only_model,
-    put_instead,
-    records_of,
-    single_numbers,
-    to_numpy,
-    to_record,
-    unpack_metrics_reply,
-    unpack_model_reply,
-)
-=======
->>>>>>> shrink-strategies
 from gems_flwr.errors import BadReplyError, OutdatedMessageError
 from gems_flwr.typing import Arrays
 
@@ -178,13 +159,7 @@ class Learn(LearnerQuestion):
         if self.is_measured:
             distance = numbers[SQUARED_DISTANCE] = learner.squared_distance
             due = due or (self.send == "violated" and not distance <= self.delta)
-<<<<<<< HEAD
-        content = RecordDict({METRICS: MetricRecord(numbers)})
-=======
-        content = wire.make_record(
-            RecordDict, {wire.METRICS: wire.make_record(MetricRecord, numbers)}
-        )
->>>>>>> shrink-strategies
+        content = RecordDict({wire.METRICS: MetricRecord(numbers)})
         if due:
             content[wire.ARRAYS] = learner.send(self.compress)
         return content
@@ -226,11 +201,7 @@ class SendModel(LearnerQuestion):
 
     def reply(self, node: Node, learner: Learner) -> RecordDict:
         """Send the model as it is."""
-<<<<<<< HEAD
-        return RecordDict({ARRAYS: learner.send(self.compress)})
-=======
-        return wire.make_record(RecordDict, {wire.ARRAYS: learner.send(self.compress)})
->>>>>>> shrink-strategies
+        return RecordDict({wire.ARRAYS: learner.send(self.compress)})
 
     def read_reply(self, content: RecordDict) -> LearnerReply:
         """Read the model."""

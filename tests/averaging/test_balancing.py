@@ -111,51 +111,6 @@ def test_the_mean_stays_and_the_divergence_is_bounded_round_after_round(
             assert federation.coordinator.reference["w"] == pytest.approx(done.average["w"])
 
 
-@settings(deadline=None, max_examples=30)
-@given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 10**6))
-def test_continuous_averaging_is_mini_batch_sgd_on_all_data(count, batch, seed):
-    """Proposition 3, step for step in double precision: least squares, gradients summed.
-
-    m learners with batch B and rate η equal one learner with batch mB and rate η/m.
-    """
-    rng = np.random.default_rng(seed)
-    rate, serial = 0.01, np.zeros(3)
-    models = [{"w": np.zeros(3)} for _ in range(count)]
-
-    def gradient(w, x, y):
-        return x.T @ (x @ w - y)
-
-    for _ in range(10):
-        x, y = rng.normal(size=(count, batch, 3)), rng.normal(size=(count, batch))
-        stepped = [
-            {"w": model["w"] - rate * gradient(model["w"], x[i], y[i])}
-            for i, model in enumerate(models)
-        ]
-        models = [weighted_mean(stepped, [1.0] * count)] * count
-        serial = serial - rate / count * gradient(serial, x.reshape(-1, 3), y.ravel())
-        assert models[0]["w"] == pytest.approx(serial, abs=1e-12)
-
-
-@settings(deadline=None, max_examples=40)
-@given(rules, st.integers(2, 8), st.integers(0, 10**6))
-def test_against_periodic_averaging_distances_grow_by_at_most_delta(rule, count, seed):
-    """Lemma 4: (1/m)Σ‖σ_Δ(d)ⁱ − σ_b(s)ⁱ‖² ≤ (1/m)Σ‖dⁱ − sⁱ‖² + Δ for any configurations d, s."""
-    federation = Federation(rule, count, seed)
-    federation.walk(1.0)
-    dynamic = [dict(m) for m in federation.models.values()]
-    rng = np.random.default_rng(seed + 1)
-    static = [{"w": rng.normal(size=4), "n": np.array(1)} for _ in range(count)]
-
-    def apart(left, right):
-        return np.mean([squared_distance(a, b) for a, b in zip(left, right, strict=True)])
-
-    before = apart(dynamic, static)
-    federation.check(list(federation.models))
-    mean = weighted_mean(static, [1.0] * count)
-    after = apart(list(federation.models.values()), [mean] * count)
-    assert after <= before + rule.delta + ROUNDING
-
-
 # --- single decisions ---------------------------------------------------------------------------
 
 
@@ -186,10 +141,11 @@ def test_violators_that_balance_each_other_need_nobody_else():
     assert done.coordinator.violations == 2
 
 
-def test_the_counter_forces_a_full_synchronisation_even_if_it_jumps_past_m():
-    """V = 3 of m = 4, two violators more: 5 ≥ 4. All others are asked at once; v starts at 0."""
+@pytest.mark.parametrize("violations", [2, 3])
+def test_the_counter_forces_a_full_synchronisation_even_if_it_jumps_past_m(violations):
+    """M = 4, two violators more: 4 and 5 ≥ 4. All others are asked at once; v starts at 0."""
     models = at(2, -2, 0.5, 0.1)
-    balancing = begin(models, BalancingRule(delta=1), violations=3)
+    balancing = begin(models, BalancingRule(delta=1), violations)
     assert balancing.query(RNG) == ("2", "3")
     done = balancing.receive({n: models[n] for n in ("2", "3")}).finish()
     assert done.full

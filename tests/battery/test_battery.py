@@ -14,11 +14,17 @@ import shutil
 import numpy as np
 import pytest
 from helpers_battery import Played, check, lie_of
+from helpers_grids import Nameless
+from helpers_learners import StopAfter
 from helpers_lies import some_lie
 from helpers_patience import patience
-from helpers_scenarios import SCENARIOS
+from helpers_scenarios import MASKED, NODES, SCENARIOS
 from helpers_sizes import NIGHTLY, sizes
 
+from conftest import record_equal
+from gems_flwr import InProcessGrid
+
+ALL = SCENARIOS | MASKED
 CASES = 20_000 // len(SCENARIOS) + 1 if NIGHTLY else 60
 
 
@@ -69,3 +75,42 @@ def test_no_node_ends_a_run(name, tmp_path, cases):
         shutil.rmtree(tmp_path / str(case), ignore_errors=True)
     if failed:
         pytest.fail(f"{len(failed)} cases of '{name}':\n" + "\n".join(failed[:20]))
+
+
+class Backwards(InProcessGrid):
+    """Replies come in another order than the messages went out."""
+
+    def collect(self, message_ids, *, timeout):
+        yield from list(super().collect(message_ids, timeout=timeout))[::-1]
+
+
+def outcome(result):
+    """Return what a run has found, but for how long it took."""
+    return {**result.details, "intersection_seconds": None}, [
+        (record.round, record.nodes_answered, record.train_metrics, record.evaluate_metrics)
+        for record in result.history
+    ]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_run_killed_after_any_round_goes_on_to_the_last_bit_whoever_replies_first(name, tmp_path):
+    """The nodes of the killed run go on with what they keep; those of the unbroken one are new.
+
+    Nor does it matter whether the grid knows their names, or they say them only when asked.
+    """
+    scenario = ALL[name]
+
+    def play(folder, grid, resume=False, **options):
+        strategy = scenario.strategy(tmp_path / folder, **options)
+        start, rounds = scenario.initial(), scenario.rounds
+        return strategy.start(grid, start, num_rounds=rounds, resume=resume)
+
+    whole = play("whole", Backwards(scenario.app(), NODES))
+    for after in range(1, whole.history[-1].round):
+        grid = InProcessGrid(scenario.app(), NODES)
+        with pytest.raises(KeyboardInterrupt):
+            play(str(after), grid, callbacks=[StopAfter(after)])
+        resumed = play(str(after), grid, resume=True)
+        assert record_equal(resumed.arrays, whole.arrays)
+        assert outcome(resumed) == outcome(whole)
+    assert record_equal(play("unknown", Nameless(scenario.app(), NODES)).arrays, whole.arrays)

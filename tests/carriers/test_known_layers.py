@@ -109,12 +109,6 @@ def test_a_node_that_lost_its_state_is_given_the_layers_again():
     assert set(result.details["node_scores"]) == {"0", "1"}
 
 
-def test_sums_and_refinement_do_without_the_layers_as_well():
-    result = run(Gems(refine=1, verify=True), App([0, 0]))
-    assert result.details["refinement"]
-    assert result.traffic.bytes_down < 30_000
-
-
 def test_handlers_get_whole_models():
     app = App([0, 1])
     run(Gems(space=Ball(epsilon=0.1, directions=3)), app)

@@ -12,15 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import (
-    Array,
-    ArrayRecord,
-    ConfigRecord,
-    Context,
-    Message,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from helpers_contract import exchanges, use
 from helpers_fuzz import guarded, may_refuse, mutated
 from helpers_lies import HUGE, TEXTS, some_lie
@@ -114,8 +106,9 @@ def test_a_node_answers_a_mutated_request_with_an_error_or_what_it_would_send(ki
 
 
 def wrong(honest):
-    """Yield arrays in place of an honest one: not finite, of another shape, of another type."""
-    for wild in (math.nan, -math.inf):
+    """Yield arrays in place of an honest one: absurd numbers, another shape, another type."""
+    is_float = honest.dtype.kind == "f"
+    for wild in (math.nan, -math.inf) if is_float else (np.iinfo(honest.dtype).min,):
         numbers = honest.copy()
         numbers.flat[numbers.size // 2] = wild
         yield numbers
@@ -129,7 +122,9 @@ def test_an_array_with_nan_or_of_another_shape_or_dtype_is_refused(kind):
     for record, arrays in exchange.content().array_records.items():
         for key, array in arrays.items():
             honest = array.numpy()
-            for other in wrong(honest) if honest.dtype.kind == "f" else ():
+            # The counters of a model may be any whole numbers.
+            known = "f" if kind == "models" else "fi"
+            for other in wrong(honest) if honest.dtype.kind in known else ():
                 content = exchange.content()
                 content[record] = ArrayRecord(dict(arrays) | {key: Array(other)})
                 with pytest.raises(BadReplyError):

@@ -11,7 +11,6 @@ from gems_flwr.devices import (
     exact_device,
     has_fused_optimizers,
     home_device,
-    moved,
     seeded_draws,
     sum_type,
 )
@@ -53,15 +52,6 @@ def test_double_precision_is_computed_where_there_is_one():
     assert exact(torch.ones(1)).dtype == torch.float64
     assert has_fused_optimizers(CPU)
     assert not has_fused_optimizers(torch.device("mps"))
-
-
-def test_a_model_has_the_same_parameters_after_it_was_moved():
-    """Where they are already; on xla, where `Module.to` makes new ones, SCAFFOLD's case has it."""
-    model = nn.Linear(2, 1)
-    before = list(model.parameters())
-    with moved(model, torch.device("cpu")):
-        assert all(a is b for a, b in zip(before, model.parameters(), strict=True))
-    assert all(a is b for a, b in zip(before, model.parameters(), strict=True))
 
 
 def test_draws_repeat_and_generators_are_as_they_were_afterwards():

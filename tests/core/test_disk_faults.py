@@ -1,26 +1,23 @@
 """A disk that is full, read-only, gone or in the way: one clear line, and nothing lost.
 
-Tests may run as root, whom no mode keeps out, so read-only and full disks are real ones where
-mounting is allowed; every claim is also tested with errors that stand in for the system's.
+Tests may run as root, whom no mode keeps out, so errors stand in for the system's.
 """
 
-import contextlib
 import errno
 import os
 import shutil
-import subprocess
 
 import pytest
 from helpers_spaces import FULL
+from safetensors import SafetensorError
 
 from conftest import initial_arrays, record_equal, refuse_writing, toy_app
 from gems_flwr import Callback, FedAvg, InProcessGrid
 from gems_flwr.__main__ import main
+from gems_flwr.core.disk import disk_faults
 from gems_flwr.core.folder import CheckpointFolder
 from gems_flwr.errors import CheckpointError, DiskError
 from gems_flwr.spaces import save_space
-
-FULL_DISK = os.strerror(errno.ENOSPC)
 
 
 def start(folder, rounds=3, resume=False, **options):
@@ -29,25 +26,6 @@ def start(folder, rounds=3, resume=False, **options):
 
 
 UNBROKEN = FedAvg(fraction_evaluate=0.0).start(InProcessGrid(toy_app(), 3), initial_arrays(), 3)
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A disk of 64 KB, in memory."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
-    if shutil.which("mount") is None or subprocess.run(words, capture_output=True).returncode:
-        pytest.skip("needs to be allowed to mount a disk of its own")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def fill(folder):
-    """Leave no room on a disk."""
-    with (folder / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(b"\0" * 4096)
 
 
 class InRound(Callback):
@@ -61,9 +39,6 @@ class InRound(Callback):
             self.left -= 1
             if self.left == 0:
                 self.task()
-
-
-# --- runs -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
@@ -84,14 +59,9 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before_and_the_repli
     assert [record.round for record in resumed.history] == [0, 1, 2, 3]
 
 
-def test_a_full_disk_keeps_what_it_has(small_disk):
-    folder = small_disk / "run"
-    with pytest.raises(CheckpointError, match=f"{FULL_DISK}.*free some space"):
-        start(folder, callbacks=[InRound(2, lambda: fill(small_disk))])
-    assert CheckpointFolder(folder).load()[1]["round"] == 1
-    (small_disk / "filler").unlink()
-    resumed = start(folder, resume=True)
-    assert record_equal(resumed.arrays, UNBROKEN.arrays)
+def test_the_faults_of_safetensors_own_writer_are_explained_too():
+    with pytest.raises(DiskError, match="cannot write x: No space left"), disk_faults("write x"):
+        raise SafetensorError("I/O error: something (os error 28)")
 
 
 def test_replies_that_cannot_be_kept_are_used_all_the_same(tmp_path, monkeypatch, caplog):
@@ -130,9 +100,6 @@ def test_a_folder_in_the_way_of_the_checkpoint_is_named(tmp_path):
         start(tmp_path)
     with pytest.raises(CheckpointError, match=r"checkpoint\.safetensors cannot be read"):
         start(tmp_path, resume=True)
-
-
-# --- python -m gems_flwr --------------------------------------------------------------------
 
 
 def fails(capsys, *words):

@@ -57,9 +57,6 @@ def fed_avg(folder, nodes=3, rounds=2, resume=False, **options):
     return strategy.start(InProcessGrid(toy_app(), nodes), initial_arrays(), rounds, resume=resume)
 
 
-# --- two processes --------------------------------------------------------------------------
-
-
 def test_the_second_run_is_told_in_one_line_who_has_the_folder(holder, tmp_path):
     process = holder(tmp_path / "run")
     who = (tmp_path / "run" / LOCK_FILE).read_text()
@@ -102,9 +99,6 @@ def test_whoever_waits_gets_the_folder_alone(tmp_path, monkeypatch):
         worker.join(HANG_SECONDS)
     assert [worker.exitcode for worker in workers] == [0] * 4
     assert (tmp_path / "number").read_text() == "400"
-
-
-# --- one process ----------------------------------------------------------------------------
 
 
 def test_a_run_within_whoever_holds_its_folder_goes_on(tmp_path):

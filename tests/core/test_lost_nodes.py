@@ -99,9 +99,6 @@ def test_a_message_that_the_superlink_does_not_take_is_a_failure_at_once():
     assert "the SuperLink did not take the message" in failure.reason
 
 
-# --- who may answer for whom ------------------------------------------------------------------
-
-
 def question(node):
     message = Message(RecordDict(), dst_node_id=node, message_type="train")
     message.metadata.__dict__["_message_id"] = f"to {node}"

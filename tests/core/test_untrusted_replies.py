@@ -17,9 +17,6 @@ def weight(result):
     return result.arrays["weight"].numpy()
 
 
-# --- size -----------------------------------------------------------------------------------
-
-
 def bloated(message, context):
     """An honest reply with a kilobyte too much in a record that nobody reads."""
     reply = train_reply(message, context)
@@ -56,9 +53,6 @@ def test_a_reason_of_a_megabyte_is_cut_and_cannot_steer_a_terminal():
     assert len(failure.reason) < 5000
     assert "\x1b" not in failure.reason
     assert "1,000,004 characters" in failure.reason
-
-
-# --- which question -------------------------------------------------------------------------
 
 
 class Replaying(InProcessGrid):
@@ -104,9 +98,6 @@ def refuses(message, context):
     raise RuntimeError("no")
 
 
-# --- what it claims -------------------------------------------------------------------------
-
-
 def boastful(message, context):
     return train_reply(message, context, metrics={"num-examples": 10**6})
 
@@ -114,17 +105,12 @@ def boastful(message, context):
 def test_a_million_claimed_examples_own_the_mean_unless_they_are_capped():
     """Nodes add 1, 2, 3. Uncapped node 1 counts a million times; capped at 3: (1 + 6 + 9) / 7."""
     app = toy_app({1: boastful})
-    owned = weight(start(FedAvg(), app)) - small_model()["weight"]
-    assert owned == pytest.approx(np.full((2, 3), 2.0), abs=1e-4)
-    capped = (
-        weight(start(FedAvg(tolerance=Tolerance(max_examples=3)), app)) - small_model()["weight"]
-    )
-    assert capped == pytest.approx(np.full((2, 3), 16 / 7), abs=1e-5)
-    metrics = start(FedAvg(tolerance=Tolerance(max_examples=3)), app).train_metrics_clientapp[1]
-    assert metrics["loss"] == pytest.approx((1 * 1 + 3 * 1 / 2 + 3 * 1 / 3) / 7)
-
-
-# --- lists ----------------------------------------------------------------------------------
+    for tolerance, expected in ((Tolerance(), 2.0), (Tolerance(max_examples=3), 16 / 7)):
+        result = start(FedAvg(tolerance=tolerance), app)
+        moved = weight(result) - small_model()["weight"]
+        assert moved == pytest.approx(np.full((2, 3), expected), abs=1e-4)
+    loss = result.train_metrics_clientapp[1]["loss"]
+    assert loss == pytest.approx((1 * 1 + 3 * 1 / 2 + 3 * 1 / 3) / 7)
 
 
 @pytest.mark.parametrize(
@@ -146,16 +132,12 @@ def test_a_list_that_no_honest_node_has_is_refused_by_node_and_name(losses, word
 @pytest.mark.parametrize(
     ("losses", "handler"), [([], "train"), (0.5, "train"), ([0.5], "evaluate")]
 )
-def test_a_list_that_does_not_fit_the_others_is_left_out_and_its_node_named(
-    losses, handler, caplog
-):
+def test_a_list_that_does_not_fit_is_left_out_and_its_node_named(losses, handler, caplog):
     """Its node's model counts: 1, 2, 3, 4 with as many examples are 30/10."""
     result = start(FedAvg(), listing_app({1: losses}, handler), nodes=4)
     assert "event=metrics_left_out metrics=losses nodes=1" in caplog.text
     assert result.failures == ()
-    told = (
-        result.train_metrics_clientapp if handler == "train" else result.evaluate_metrics_clientapp
-    )
+    told = getattr(result, f"{handler}_metrics_clientapp")
     assert told[1] == {"loss": pytest.approx(0.5)}
     assert weight(result) == pytest.approx(small_model()["weight"] + 3)
 

@@ -115,9 +115,6 @@ def test_every_kind_of_strategy_gives_the_numbers_of_the_simulation(
     assert deployed["bytes_down"] == expected["bytes_down"] - seeded * len(NODES) * SEEDED_BYTES
 
 
-SECURE = "strategy=gems strategy.space.sums=true strategy.space.sketch=0"
-
-
 def test_models_of_nodes_that_sign_are_summed_under_masks(federation, simulated, tmp_path):
     """Every message is a new process: what nodes keep between the stages is in their state."""
     overrides = "strategy=fedavg rounds=1 nodes=3 partition=iid"
@@ -129,27 +126,6 @@ def test_models_of_nodes_that_sign_are_summed_under_masks(federation, simulated,
     stages = re.findall(r"event=usable round=1 what=([\w-]+) nodes=3 of=3", log)
     assert stages == ["secure-keys", "secure-shares", "model-sum", "secure-list", "secure-opening"]
     assert not list(tmp_path.rglob("inbox/*"))
-
-
-@nightly
-def test_a_server_whose_nodes_do_not_know_each_other_gets_no_sum(federation, tmp_path):
-    """One node trusts other keys than those of its neighbours: it refuses, and nobody is left."""
-    keys = federation.folder / "credentials"
-    federation.end("2")
-    federation.start_node(
-        "2",
-        f"partition-id=2 num-partitions=3 signing-key='{keys / '2'}' trusted-keys='{keys}/2.pub'",
-    )
-    until(lambda: len(connected(federation)) == 3, "the node is not back")
-    try:
-        run_id = submit(federation, f"{SECURE} nodes=3 partition=iid secure=sum", tmp_path)
-        assert federation.flwr.wait(run_id, HANG_SECONDS) != COMPLETED
-        assert "is not among the 1 trusted ones" in federation.flwr.log(run_id)
-        assert not (tmp_path / "model.safetensors").exists()
-    finally:
-        federation.end("2")
-        start_node(federation, "2")
-        until(lambda: len(connected(federation)) == 3, "the node is not back")
 
 
 @pytest.mark.parametrize(("app", "least"), [("sklearn_gems", 0.9), ("pytorch_gems", 0.75)])
@@ -211,21 +187,6 @@ def test_a_node_that_is_lost_in_a_round_and_comes_back_is_asked_once_more(
     assert result["details"]["failures"] == []
     for key in ("accuracy", "loss", "nodes_failed"):
         assert result[key] == expected[key], key
-
-
-@nightly
-def test_who_does_not_come_back_is_blamed_with_reason_and_time(federation, tmp_path):
-    output = tmp_path / "out"
-    federation.pause("2")
-    run_id = submit(federation, f"{GEMS} return_seconds=1", output)
-    until(lambda: len(list(output.glob("inbox/*.reply"))) == 2, "two spaces are not there")
-    federation.end("2")
-    try:
-        (failure,) = result_of(federation, run_id, output)["details"]["failures"]
-    finally:
-        start_node(federation, "2")
-    assert failure["node"] == "2"
-    assert re.match(LOST + r".*; not back within 1 s$", failure["reason"])
 
 
 def test_nodes_of_one_name_are_told_apart_and_reported(federation, tmp_path):

@@ -15,8 +15,6 @@ MEGABYTE = 2**20
 # Per kind of file.
 FILE_CASES = (6, 500)
 
-# --- guards ---------------------------------------------------------------------------------
-
 
 @contextmanager
 def guarded(data):

@@ -124,9 +124,6 @@ def furthest(left: ArrayRecord, right: ArrayRecord) -> float:
     return max(float(np.abs(a[k].astype(np.float64) - b[k]).max()) for k in a)
 
 
-# --- replies that are no packed models ----------------------------------------------------------
-
-
 def packed_record(content):
     """Return the key and the record of the packed model in a reply."""
     [(key, record)] = [(k, r) for k, r in content.config_records.items() if "exact" in r]

@@ -105,8 +105,6 @@ def test_no_data_is_an_error():
         read(0, data=[])
 
 
-# --- activations --------------------------------------------------------------------------------
-
 KNOWN = {
     nn.ReLU(): 1,
     nn.ReLU(inplace=True): 1,

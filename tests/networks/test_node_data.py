@@ -7,13 +7,7 @@ from sklearn.model_selection import train_test_split
 from torch.utils.data import DataLoader, TensorDataset
 
 from gems_flwr.errors import ModelError
-from gems_flwr.networks import (
-    LayerReader,
-    batches,
-    count_samples,
-    is_read_once,
-    read_node_data,
-)
+from gems_flwr.networks import LayerReader, batches, count_samples, is_read_once, read_node_data
 
 X, Y = np.arange(60.0).reshape(20, 3), np.arange(20) % 2
 

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 
-import numpy as np
 import pytest
 import torch
 from hydra.errors import HydraException
@@ -158,13 +157,6 @@ def test_a_value_that_cannot_be_is_the_configs_fault(overrides, words):
         _ = experiment.shares, experiment.build_model(), experiment.strategy(None, [])
 
 
-def test_a_mistake_in_a_multirun_is_explained_too():
-    with pytest.raises(HydraException) as caught:
-        compose_config(["strategy.fractoin=1"])
-    text = explain(caught.value, ["-m", "seed=0,1", "strategy.fractoin=1", "--cfg", "job"])
-    assert "no key 'fractoin' in strategy; the keys are: fraction_train" in text
-
-
 @pytest.mark.parametrize(
     ("share", "nodes", "asked"), [(0, 100, 1), (0.29, 100, 29), (0.7, 30, 21), (1, 7, 7)]
 )
@@ -261,8 +253,3 @@ def test_the_lift_of_a_model_is_the_same_for_every_seed_of_a_run():
     )
     assert (first[0].weight == second[0].weight).all()
     assert (first[1].weight != second[1].weight).any()
-
-
-def test_labels_are_divided_among_nodes_as_the_paper_does():
-    held = [np.unique(s.train.labels).tolist() for s in Experiment(compose_config([])).shares]
-    assert held == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]

@@ -47,14 +47,12 @@ def rows(part):
 
 
 def test_classes_and_numbers_are_not_mixed_up():
-    numbers = Examples(np.zeros((2, 3)), np.array([0.5, 1.5]))
-    classes = Examples(np.zeros((2, 3)), np.array([0, 1]))
-    lost = Examples(np.zeros((2, 3)), np.array([0.5, np.nan]))
-    for count, part, words in (
-        (2, numbers, "labels must be classes"),
-        (0, classes, "labels are finite numbers"),
-        (0, lost, "with 1 that are not finite"),
+    for count, labels, words in (
+        (2, [0.5, 1.5], "labels must be classes"),
+        (0, [0, 1], "labels are finite numbers"),
+        (0, [0.5, np.nan], "with 1 that are not finite"),
     ):
+        part = Examples(np.zeros((2, 3)), np.array(labels))
         with pytest.raises(ValueError, match=words):
             Dataset("made", count, (3,), 1.0, part, part, part)
 
@@ -71,9 +69,7 @@ def test_apportioned_items_sum_to_the_total_and_miss_the_exact_share_by_less_tha
 
 
 @given(
-    st.lists(st.integers(0, 4), min_size=1, max_size=60),
-    st.floats(0, 0.99),
-    st.integers(0, 2**32),
+    st.lists(st.integers(0, 4), min_size=1, max_size=60), st.floats(0, 0.99), st.integers(0, 2**32)
 )
 def test_validation_split_is_a_partition_and_every_class_keeps_a_training_example(
     labels, fraction, seed
@@ -215,24 +211,19 @@ def test_ham10000_keeps_the_files_own_split(tmp_path):
 
 
 def test_permuting_back_gives_the_originals_in_every_part():
-    dataset, plain = (
-        data.permuted(seed=4, base="digits", public=200),
-        data.digits(seed=4, public=100),
-    )
-    order = pixel_permutation((1, 8, 8), 4)
+    dataset = data.permuted(seed=4, base="digits", public=200)
+    plain, order = data.digits(seed=4, public=100), pixel_permutation((1, 8, 8), 4)
     assert not np.array_equal(order, pixel_permutation((1, 8, 8), 5))
-    parts = {
-        "train": (dataset.train, dataset.groups == 0),
-        "public": (dataset.public, np.arange(200) % 2 == 0),
-        "test": (dataset.test, np.arange(len(dataset.test)) < len(dataset.test) // 2),
+    originals = {
+        "train": dataset.groups == 0,
+        "public": np.arange(200) % 2 == 0,
+        "test": np.arange(len(dataset.test)) < len(dataset.test) // 2,
     }
-    for name, (part, is_original) in parts.items():
-        flat = part.features.reshape(len(part), -1)
-        back = np.empty_like(flat[~is_original])
-        back[:, order] = flat[~is_original]
-        np.testing.assert_array_equal(back, flat[is_original], err_msg=name)
+    for name, is_original in originals.items():
+        part = getattr(dataset, name)
+        original, flat = part.features[is_original], part.features.reshape(len(part), -1)
+        assert np.array_equal(flat[~is_original], flat[is_original][:, order]), name
         np.testing.assert_array_equal(part.labels[is_original], part.labels[~is_original])
-        original = part.features[is_original]
         np.testing.assert_array_equal(original, getattr(plain, name).features)
 
 

@@ -4,7 +4,7 @@ import math
 import os
 import subprocess
 import sys
-import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -85,14 +85,6 @@ def car(x, y, heading=0.0):
     return CarState(np.array([x, y]), heading, 20.0, np.zeros((4, 2)))
 
 
-def test_the_controller_steers_back_to_the_line_from_either_side():
-    """A heading of 0 is along y, as in the simulator; who looks back turns at full lock."""
-    assert pursue(car(0, 100), LONG, Place(100, 0)) == 0
-    right, left = (pursue(car(x, 100), LONG, Place(100, x)) for x in (2.0, -2.0))
-    assert right < 0 < left == -right
-    assert pursue(car(1, 100, heading=math.pi), LONG, Place(100, 1)) == 1
-
-
 def test_the_steering_is_that_of_the_circle_through_the_point_ahead():
     """From the rear axle 1.64 m behind, a point 9 m ahead of the middle and 2 m aside.
 
@@ -101,7 +93,11 @@ def test_the_steering_is_that_of_the_circle_through_the_point_ahead():
     atan(3.24 · curvature).
     """
     expected = math.atan(3.24 * 2 * 2 / (10.64**2 + 2**2)) / FULL_LOCK_RADIANS
-    assert pursue(car(-2, 100), LONG, Place(100, -2), look_ahead_m=9) == pytest.approx(expected)
+    steer = partial(pursue, road=LONG, look_ahead_m=9)
+    assert steer(car(-2, 100), place=Place(100, -2)) == pytest.approx(expected)
+    assert steer(car(2, 100), place=Place(100, 2)) == pytest.approx(-expected)
+    # Who looks back turns at full lock.
+    assert steer(car(1, 100, heading=math.pi), place=Place(100, 1)) == 1
 
 
 def wheels(*outermost):
@@ -177,13 +173,6 @@ drives = st.builds(
     st.integers(0, 50),
     st.booleans(),
 )
-
-
-@given(st.lists(st.tuples(drives, drives, drives), min_size=1, max_size=4))
-def test_every_loss_lies_between_0_and_1(tracks):
-    by_model = {name: [track[i] for track in tracks] for i, name in enumerate("abc")}
-    for loss in driving_losses(by_model).values():
-        assert 0 <= loss.total <= 1 + 1e-12
 
 
 def test_what_cannot_be_compared_is_refused():
@@ -279,17 +268,32 @@ def test_the_label_is_what_the_controller_wants_not_what_the_wheels_do(monkeypat
         assert largest < 1e-6 if noise == 0 else 0.2 < largest <= 1
 
 
+# The command, but that it stands still in the middle of the second track.
+STANDING_STILL = """
+import signal, sys
+from simulations.driving import recording
+from simulations.driving.__main__ import main
+real = recording.record_track
+def still():
+    print("in the second track", flush=True)
+    signal.pause()
+recording.record_track = lambda options, track, tick: real(options, track, still if track else tick)
+main(sys.argv[1:])
+"""
+
+
 @pytest.mark.slow
 def test_a_killed_recording_goes_on_and_has_the_same_bytes(folder, tmp_path):
-    words = [sys.executable, "-m", "simulations.driving", *WORDS, str(tmp_path)]
-    first, second = (tmp_path / "driving" / f"track-00{track}.npz" for track in range(2))
-    with subprocess.Popen(words, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
-        while not first.exists() and process.poll() is None:
-            time.sleep(0.02)
+    words = [sys.executable, "-c", STANDING_STILL, *WORDS, str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert any("in the second track" in line for line in process.stdout)
         process.kill()
-    before, was_cut = first.stat().st_mtime_ns, not second.exists()
+    first, second = (tmp_path / "driving" / f"track-00{track}.npz" for track in range(2))
+    before = first.stat().st_mtime_ns
+    assert not second.exists()
     assert main((*WORDS, str(tmp_path))) == 0
-    assert (first.stat().st_mtime_ns, was_cut) == (before, True)
+    assert first.stat().st_mtime_ns == before
     for path in (first, second):
         assert path.read_bytes() == (folder / path.name).read_bytes()
 

@@ -57,9 +57,6 @@ def test_flwr_run_gives_the_inprocess_numbers_and_writes_below_the_apps_folder(t
     assert "Traceback" not in log
 
 
-# --- where the results go -----------------------------------------------------------------------
-
-
 def app(folder, name="my-app", publisher="me"):
     folder.mkdir(parents=True)
     (folder / "pyproject.toml").write_text(PROJECT.format(name, publisher))
@@ -92,24 +89,17 @@ def test_a_given_folder_is_taken_and_one_with_a_slash_takes_many_runs(bundle, tm
     assert results_folder("out", NAME, bundle=bundle) == here / "out"
 
 
-@pytest.mark.parametrize("below", [".", "notebooks/first", "linked", "broken"])
-def test_a_superlink_started_in_the_apps_folder_or_below_writes_there(
-    below, bundle, tmp_path, start_in
-):
+def test_else_it_is_the_apps_folder_or_where_the_superlink_was_started(bundle, tmp_path, start_in):
     """Also by a link to another disk, and past a project file that cannot be read."""
     project, disk = app(tmp_path / "project"), tmp_path / "disk"
     disk.mkdir()
     (project / "linked").symlink_to(disk)
     (project / "broken").mkdir()
     (project / "broken" / "pyproject.toml").write_text("[project\n")
-    start_in(disk if below == "linked" else project / below, word=project / below)
-    assert results_folder("", NAME, bundle=bundle) == project / "runs" / NAME
-
-
-@pytest.mark.parametrize("other", [("other-app", "me"), ("my-app", "somebody"), None])
-def test_anywhere_else_it_is_the_folder_where_the_superlink_was_started(
-    other, bundle, tmp_path, start_in
-):
-    folder = tmp_path / "elsewhere" if other is None else app(tmp_path / "there", *other)
-    here = start_in(folder)
-    assert results_folder("", NAME, bundle=bundle) == here / "runs" / NAME
+    for below in (".", "notebooks/first", "linked", "broken"):
+        start_in(disk if below == "linked" else project / below, word=project / below)
+        assert results_folder("", NAME, bundle=bundle) == project / "runs" / NAME, below
+    elsewhere = app(tmp_path / "a", "other-app", "me"), app(tmp_path / "b", "my-app", "somebody")
+    for here in (*elsewhere, tmp_path / "empty"):
+        start_in(here)
+        assert results_folder("", NAME, bundle=bundle) == here / "runs" / NAME, here

@@ -49,21 +49,14 @@ def test_the_solution_is_scikit_learns(ridge, scales):
     """Its C multiplies the sum of losses: C = 1 / (n · ridge). A common shift of biases is free."""
     x, y = blobs(scales=scales)
     ours = solve(x, y, classes=3, ridge=ridge)
-    model = LogisticRegression(
-        C=1 / (len(y) * ridge), tol=1e-12, max_iter=100_000, solver="newton-cg"
-    )
-    model.fit(x.double().numpy(), y.numpy())
-    weight, bias = ours.layer[:, :-1].numpy(), ours.layer[:, -1].numpy()
-    ours_logits = x.numpy() @ weight.T + bias
-    theirs = x.numpy() @ model.coef_.T + model.intercept_
-    np.testing.assert_allclose(
-        ours_logits - ours_logits.mean(1, keepdims=True),
-        theirs - theirs.mean(1, keepdims=True),
-        atol=2e-3,
-        rtol=1e-3,
-    )
-    their_layer = torch.from_numpy(np.c_[model.coef_, model.intercept_])
-    assert ours.loss <= float(objective(x, y, their_layer, ridge)) + 1e-9
+    options = {"tol": 1e-12, "max_iter": 100_000, "solver": "newton-cg"}
+    model = LogisticRegression(C=1 / (len(y) * ridge), **options).fit(x.double().numpy(), y.numpy())
+    theirs = np.c_[model.coef_, model.intercept_]
+    rows = np.c_[x.numpy(), np.ones(len(x))]
+    logits, expected = (rows @ layer.T for layer in (ours.layer.numpy(), theirs))
+    centred = (each - each.mean(1, keepdims=True) for each in (logits, expected))
+    np.testing.assert_allclose(*centred, atol=2e-3, rtol=1e-3)
+    assert ours.loss <= float(objective(x, y, torch.from_numpy(theirs), ridge)) + 1e-9
 
 
 @settings(max_examples=10)
@@ -133,8 +126,6 @@ def test_global_is_the_optimum_and_says_how_it_was_found(tmp_path):
     assert result["accuracy"] == pytest.approx(score_of(theirs, test_labels)["accuracy"], abs=1e-9)
     assert result["loss"] == pytest.approx(score_of(theirs, test_labels)["loss"], abs=1e-3)
 
-
-# --- fixed lifts ----------------------------------------------------------------------------------
 
 SCALE = 1 / 16
 

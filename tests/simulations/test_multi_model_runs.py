@@ -55,16 +55,6 @@ def test_full_participation_learns_every_model_packed_as_well(tmp_path):
     assert packed["bytes_up"] < 0.4 * plain["bytes_up"]
 
 
-@pytest.mark.parametrize("sampling", ["lvr", "gvr"])
-def test_models_that_a_node_has_already_come_back_packed_as_well(tmp_path, sampling):
-    words = [f"strategy.sampling={sampling}", "rounds=2"]
-    plain, packed = (
-        finish(tmp_path / form, *words, f"strategy.compress={form}") for form in ("float32", "int8")
-    )
-    assert packed["bytes_up"] < 0.5 * plain["bytes_up"]
-    assert packed["bytes_down"] < 0.6 * plain["bytes_down"]
-
-
 def test_tasks_may_differ_in_data_model_and_share(tmp_path):
     tasks = "[{name: lin, share: 0.5}, {name: net, model: mlp}]"
     config = compose_config([*SMALL, f"multi_model.tasks={tasks}", "strategy.sampling=full"])

@@ -81,9 +81,8 @@ def test_runs_in_parallel_are_those_made_one_after_the_other_and_a_failed_one_sh
 def test_two_runs_of_a_multirun_that_fail_are_both_explained(command):
     """One after the other as well, also if the config is to blame."""
     status, printed = command("-m", "seed=0,1", "partition=shards", "partition.shards_per_node=999")
-    assert status == 2
     lines = [line for line in printed.splitlines() if line.strip()]
-    assert [line.split(" ")[0] for line in lines] == ["seed=0", "seed=1"]
+    assert (status, [line.split(" ")[0] for line in lines]) == (2, ["seed=0", "seed=1"])
 
 
 def test_a_failed_run_of_a_search_is_no_score(command):

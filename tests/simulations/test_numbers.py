@@ -29,9 +29,6 @@ def result(data, folder, *overrides):
     return run(chosen, folder / chosen.run_name(), QUIET)
 
 
-# --- the same as by hand ------------------------------------------------------------------------
-
-
 def test_stream_losses_are_those_of_a_loop_by_hand(data, tmp_path):
     """Every node alone: squared error of the model before each step, gradients by autograd."""
     words = ("strategy=nosync", "rounds=4", "evaluate_every=4")
@@ -61,9 +58,6 @@ def test_stream_losses_are_those_of_a_loop_by_hand(data, tmp_path):
     assert done["rmse"] == pytest.approx(np.mean([np.mean(e**2) ** 0.5 for e in errors]), rel=1e-4)
 
 
-# --- no accuracy where there is none ------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -86,9 +80,6 @@ def test_no_file_of_a_run_speaks_of_accuracy(words, data, tmp_path):
         assert "accuracy" not in path.read_text()
         assert "correct" not in path.read_text()
         assert "NaN" not in path.read_text()
-
-
-# --- refusals -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,31 +1,13 @@
 """Partitions: every division is disjoint, complete and repeatable, and each does what it says."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from simulations.partitions import (
-    Dirichlet,
-    Groups,
-    Iid,
-    LabelDivision,
-    Quantity,
-    Shards,
-    Skew,
-)
+from simulations.partitions import Dirichlet, Groups, Iid, LabelDivision, Quantity, Shards, Skew
 
-ROOT = Path(__file__).parents[2]
-ALL = [
-    LabelDivision(),
-    Dirichlet(alpha=0.5),
-    Shards(2),
-    Iid(),
-    Quantity(1.0),
-    Skew(rich_nodes=0.3),
-]
+ALL = [LabelDivision(), Dirichlet(alpha=0.5), Shards(2), Iid(), Quantity(1.0), Skew(rich_nodes=0.3)]
 
 
 def named(partition):
@@ -199,20 +181,12 @@ def test_draws_are_those_of_flowers_partitioners(seed):
     draws = int(np.random.SeedSequence(seed).generate_state(1)[0])
     options = {"partition_by": "label", "shuffle": False}
     by_label = order[np.argsort(labels[order], kind="stable")]
+    dirichlet = {"alpha": 0.5, "min_partition_size": 2, "self_balancing": False, "seed": draws}
+    shards = ShardPartitioner(6, num_shards_per_partition=2, seed=seed, **options)
     for ours, theirs, rows in (
         (Iid(), IidPartitioner(num_partitions=6), order),
-        (
-            Dirichlet(alpha=0.5),
-            DirichletPartitioner(
-                6, alpha=0.5, min_partition_size=2, self_balancing=False, seed=draws, **options
-            ),
-            order,
-        ),
-        (
-            Shards(2),
-            ShardPartitioner(6, num_shards_per_partition=2, seed=seed, **options),
-            by_label,
-        ),
+        (Dirichlet(alpha=0.5), DirichletPartitioner(6, **dirichlet, **options), order),
+        (Shards(2), shards, by_label),
     ):
         table = Dataset.from_dict({"label": labels[rows], "position": rows})
         theirs.dataset = table.with_format("numpy")

@@ -60,9 +60,6 @@ def test_an_error_in_the_server_on_ray_reaches_the_caller():
         launch.run_on_backend(config, fail)
 
 
-# --- a cluster that is there already --------------------------------------------------------------
-
-
 def machines_of(address):
     """Return the machines that live, asked of the cluster itself."""
     import ray

@@ -409,15 +409,6 @@ def test_missing_data_are_named_with_the_folder_before_anything_runs(name, capsy
     assert not list(tmp_path.rglob("result.json"))
 
 
-@pytest.mark.parametrize("name", ["gems2019_convex", "leaks", "demo"])
-def test_a_file_in_the_way_of_the_output_is_one_line(name, capsys, tmp_path):
-    (tmp_path / "file").write_text("mine")
-    assert command.main([name, "--output", str(tmp_path / "file" / "deeper")]) == 2
-    said = capsys.readouterr().err
-    assert "a file is in the way" in said
-    assert said.count("\n") == 1
-
-
 @pytest.mark.slow
 def test_the_demo_ends_with_a_table_a_report_and_a_picture(monkeypatch, tmp_path, capsys):
     from simulations.reproduce import demo

@@ -2,8 +2,6 @@
 
 import errno
 import json
-import os
-import subprocess
 import threading
 from pathlib import Path
 
@@ -44,29 +42,6 @@ def refused(command, *words):
     return printed
 
 
-# --- one owner ------------------------------------------------------------------------------
-
-
-def test_a_second_command_learns_who_has_the_folder(command):
-    held, done = threading.Event(), threading.Event()
-
-    def hold():
-        with hold_folder(folder_of(*ONE)):
-            held.set()
-            done.wait(HANG_SECONDS)
-
-    other = threading.Thread(target=hold)
-    other.start()
-    held.wait(HANG_SECONDS)
-    try:
-        printed = refused(command, *ONE)
-    finally:
-        done.set()
-        other.join()
-    assert f"in use by process {os.getpid()}" in printed
-    assert command(*ONE)[0] == 0
-
-
 def test_whoever_waits_for_the_same_run_takes_its_result(tmp_path):
     """Two jobs of ``simulations.reproduce`` may need one run: it is made once."""
     results, stamps = [], []
@@ -84,9 +59,6 @@ def test_whoever_waits_for_the_same_run_takes_its_result(tmp_path):
     assert len(results) == 2
     assert results[0] == results[1]
     assert stamps[0] == stamps[1]
-
-
-# --- strange files --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -156,9 +128,6 @@ def test_a_strange_config_does_not_cost_the_checkpoint(tmp_path, monkeypatch, co
     assert resumed["loss"] == unbroken["loss"]
 
 
-# --- disks ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("where", [LOCK_FILE, "config.yaml", "rounds.jsonl", "result.json"])
 def test_a_full_disk_ends_the_command_with_one_line_and_the_next_one_goes_on(
     command, monkeypatch, where
@@ -174,18 +143,3 @@ def test_a_full_disk_ends_the_command_with_one_line_and_the_next_one_goes_on(
         assert CheckpointFolder(folder).load()[1]["round"] == 3
     assert command(*THREE_ROUNDS)[0] == 0
     assert json.loads((folder / "result.json").read_text())["rounds"] == 3
-
-
-def test_a_read_only_disk_is_one_line_and_what_is_finished_is_still_read(command, tmp_path):
-    words = ["mount", "-t", "tmpfs", "tmpfs", str(tmp_path)]
-    if os.name != "posix" or subprocess.run(words, capture_output=True).returncode:
-        pytest.skip("needs to be allowed to mount a disk of its own")
-    try:
-        os.chdir(tmp_path)
-        assert command(*ONE)[0] == 0
-        subprocess.run(["mount", "-o", "remount,ro", str(tmp_path)], check=True)
-        assert "finished already" in command(*ONE)[1]
-        assert os.strerror(errno.EROFS) in refused(command, *ONE, "seed=1")
-    finally:
-        os.chdir("/")
-        subprocess.run(["umount", "-l", str(tmp_path)], check=True)

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from helpers_learners import StopAfter
 
-from gems_flwr import Callback
 from simulations.config import DriftConfig, StreamConfig, compose_config
 from simulations.data import Dataset, Examples, graphical
 from simulations.experiment.execution import run_server
@@ -57,9 +57,6 @@ def test_a_batch_depends_on_seed_node_and_round_alone():
     assert not np.array_equal(batches[0], batches[2])
 
 
-# --- drift --------------------------------------------------------------------------------------
-
-
 def test_concepts_change_at_the_given_rounds():
     drift = Drift(DriftConfig(rounds=[3, 5]), seed=0)
     assert [drift.concept(t) for t in range(1, 7)] == [0, 0, 1, 1, 2, 2]
@@ -78,19 +75,17 @@ def test_random_drifts_come_at_their_rate_and_do_not_depend_on_the_length_of_the
 def test_a_drift_permutes_labels_or_pixels_for_all_nodes_alike(kind):
     drift = Drift(DriftConfig(rounds=[2], kind=kind), seed=5)
     features, labels = np.arange(24).reshape(3, 2, 4), np.array([0, 1, 2])
-    same_features, same_labels = drift.apply(0, features, labels, 10)
-    assert same_features is features
-    assert same_labels is labels
-    new_features, new_labels = drift.apply(1, features, labels, 10)
+    before, after = (drift.apply(concept, features, labels, 10) for concept in (0, 1))
+    assert (before[0] is features, before[1] is labels) == (True, True)
     if kind == "labels":
-        assert new_features is features
-        assert len(set(new_labels)) == 3
-        assert not np.array_equal(new_labels, labels)
+        assert after[0] is features
+        assert len(set(after[1])) == 3
+        assert not np.array_equal(after[1], labels)
     else:
-        assert new_labels is labels
-        assert sorted(new_features[0].ravel()) == list(range(8))
-        order = new_features[0].ravel()
-        assert np.array_equal(features[1].ravel()[order], new_features[1].ravel())
+        assert after[1] is labels
+        order = after[0][0].ravel()
+        assert sorted(order) == list(range(8))
+        assert np.array_equal(features[1].ravel()[order], after[0][1].ravel())
 
 
 def test_a_stream_of_a_graphical_model_never_repeats_and_drifts_with_its_test_set():
@@ -101,8 +96,6 @@ def test_a_stream_of_a_graphical_model_never_repeats_and_drifts_with_its_test_se
     assert stream.test(2) is DATASET.test
     assert not np.array_equal(stream.test(3).features, DATASET.test.features)
 
-
-# --- whole runs ---------------------------------------------------------------------------------
 
 SMALL = ["partition=iid", "nodes=4", "train.batch_size=5", "progress=false", "evaluate_every=100"]
 
@@ -127,47 +120,26 @@ def test_protocols_are_compared_on_the_same_batches(tmp_path):
 
 
 def test_fedavg_learns_from_the_same_stream(tmp_path):
-    done = result(
-        tmp_path,
-        "strategy=fedavg",
-        "strategy.fraction_train=0.5",
-        "stream.batches_per_round=5",
-        "rounds=6",
-    )
-    assert done["details"]["batches"] == 6 * 2 * 5
-    assert done["details"]["cumulative_loss"] > 0
-    full = result(tmp_path, "strategy=fedavg", "stream.batches_per_round=5", "rounds=6")
-    periodic = result(tmp_path, "strategy=periodic", "stream.batches_per_round=5", "rounds=6")
-    assert full["details"]["cumulative_loss"] == pytest.approx(
-        periodic["details"]["cumulative_loss"], rel=1e-4
-    )
-
-
-def test_a_serial_learner_sees_all_batches_and_learns_most(tmp_path):
-    serial = result(tmp_path, "strategy=serial", "rounds=30")
-    alone = result(tmp_path, "strategy=nosync", "rounds=30")
-    assert serial["details"]["batches"] == alone["details"]["batches"] == 120
-    assert serial["details"]["cumulative_loss"] < alone["details"]["cumulative_loss"]
-    assert serial["bytes_up"] == serial["bytes_down"] == 0
-
-
-class Breaks(Callback):
-    def on_round_end(self, record):
-        if record.round == 4:
-            raise KeyboardInterrupt
+    words = ("stream.batches_per_round=5", "rounds=6")
+    half = result(tmp_path, "strategy=fedavg", "strategy.fraction_train=0.5", *words)["details"]
+    assert half["batches"] == 6 * 2 * 5
+    losses = [
+        result(tmp_path, f"strategy={name}", *words)["details"]["cumulative_loss"]
+        for name in ("fedavg", "periodic")
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
 def test_a_run_whose_nodes_lost_their_models_starts_again(tmp_path, monkeypatch):
     """The nodes of a simulation live and die with its process: going on would not be exact."""
     config = compose_config([*SMALL, "strategy=dynamic", "rounds=8"])
     whole = run(config, tmp_path / "whole")
+
+    def breaks(experiment, grid, folder, callbacks, **options):
+        return run_server(experiment, grid, folder, [StopAfter(4)])
+
     with monkeypatch.context() as patch:
-        patch.setattr(
-            "simulations.run.run_server",
-            lambda experiment, grid, folder, _, **__: run_server(
-                experiment, grid, folder, [Breaks()]
-            ),
-        )
+        patch.setattr("simulations.run.run_server", breaks)
         with pytest.raises(KeyboardInterrupt):
             run(config, tmp_path / "broken")
     again = run(config, tmp_path / "broken")

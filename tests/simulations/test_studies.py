@@ -19,9 +19,6 @@ def found_by(study, tmp_path, *overrides):
     return run_study(study, Scope(tmp_path, seeds=1, jobs=1, overrides=overrides), QUIET)
 
 
-# --- what nodes send ----------------------------------------------------------------------------
-
-
 def test_full_moments_give_samples_away_and_automatic_ones_do_not(tmp_path, monkeypatch):
     """Eight digits of 64 pixels: full moments give away every one of them."""
     monkeypatch.setattr(leaks, "SIZES", (8,))
@@ -74,9 +71,6 @@ def test_the_study_of_hostile_nodes_tries_every_attack_on_every_method(monkeypat
     cases["layerwise"] = (6, 2)
     assert len(rows) == 2 * 2 * sum(attacks * columns for attacks, columns in cases.values())
     assert {setting.rpartition(", ")[2] for setting, _ in rows} == set(lies.ATTACKS)
-
-
-# --- the frontier -------------------------------------------------------------------------------
 
 
 def curve(family, name, *points):
@@ -150,19 +144,3 @@ def test_methods_are_run_once_and_what_does_not_exist_is_left_out(tmp_path, monk
     assert level.mean > 0.9
     results = [json.loads(p.read_text()) for p in tmp_path.rglob("result.json")]
     assert sorted(each["rounds"] for each in results) == [1, 1, 3]
-
-
-def test_names_in_the_picture_do_not_cover_each_other():
-    """Twenty methods, some of which end at the same place."""
-    found = Findings("frontier", False, False, [0], [])
-    for number in range(20):
-        family, point = frontier.FAMILIES[number % 4], (30 * 1.3 ** (number // 2), 0.009 * number)
-        found.findings += curve(family, f"method {number}", (point[0], 0.8 + point[1]))
-    figure = frontier.draw(found)
-    figure.draw_without_rendering()
-    renderer = figure.canvas.get_renderer()
-    texts = [text for text in figure.axes[0].texts if text.get_text().startswith("method")]
-    names = [text.get_window_extent(renderer) for text in texts]
-    assert len(names) == 20
-    for number, box in enumerate(names):
-        assert not any(box.overlaps(other) for other in names[:number])

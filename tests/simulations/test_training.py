@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import LogisticRegression
-from threadpoolctl import threadpool_limits
 from torch import nn
 
 from gems_flwr.targets import Numbers
@@ -119,23 +117,6 @@ def test_noise_is_relative_to_the_scale_of_the_weights():
 # --- passes over data -----------------------------------------------------------------------------
 
 
-def test_logistic_regression_reaches_what_scikit_learn_reaches():
-    dataset = data.digits(seed=0)
-    model, options = build(logistic), TrainOptions(lr=0.01, epochs=30)
-    fit(model, dataset.train, scale=dataset.scale, options=options, seed=0)
-    ours = predictions(model, dataset.test, scale=dataset.scale).argmax(1)
-    train, test = (
-        part.features.reshape(len(part), -1) * dataset.scale
-        for part in (dataset.train, dataset.test)
-    )
-    with threadpool_limits(1):  # threads that wait for each other take seconds on a busy machine
-        reference = LogisticRegression(max_iter=200).fit(train, dataset.train.labels)
-    accuracy, expected = (
-        np.mean(p == dataset.test.labels) for p in (ours, reference.predict(test))
-    )
-    assert accuracy == pytest.approx(expected, abs=0.02)
-
-
 def test_one_full_batch_step_of_sgd_is_the_gradient_step_by_hand():
     """For logits Wx + b with W = b = 0, the gradient in b is the mean of softmax(0) - onehot(y).
 
@@ -158,9 +139,8 @@ def test_numbers_are_learned_by_gradient_descent_on_the_squared_error():
     """One step on all examples: w - lr · mean of 2 (w x - y) x."""
     inputs = np.array([[1.0], [2.0], [3.0]], np.float32)
     examples = Examples(inputs, np.array([2.0, 4.0, 6.0]))
-    model = nn.Linear(1, 1, bias=False)
+    model, options = nn.Linear(1, 1, bias=False), TrainOptions("sgd", lr=0.01, batch_size=3)
     nn.init.zeros_(model.weight)
-    options = TrainOptions(optimizer="sgd", lr=0.01, batch_size=3)
     metrics = fit(model, examples, scale=1.0, options=options, seed=0, target=Numbers())
     assert model.weight.item() == pytest.approx(0.01 * 2 * (2 + 8 + 18) / 3)
     assert metrics == {"train_loss": pytest.approx((4 + 16 + 36) / 3), "epochs": 1.0}
@@ -268,22 +248,6 @@ def batches(count):
 def net():
     torch.manual_seed(0)
     return nn.Linear(50, 2)
-
-
-def test_the_loss_is_measured_before_each_update():
-    """Two batches by hand: loss of the untouched model, then of the model after one step."""
-    model, by_hand = net(), net()
-    (x1, y1), (x2, y2) = (tensors(batch, scale=1.0) for batch in batches(2))
-    first = nn.functional.cross_entropy(by_hand(x1), y1)
-    first.backward()
-    with torch.no_grad():
-        for weight in by_hand.parameters():
-            weight -= 0.1 * weight.grad
-    second = nn.functional.cross_entropy(by_hand(x2), y2)
-    options = TrainOptions(optimizer="sgd", lr=0.1)
-    learned = learn(model, batches(2), scale=1.0, options=options, seed=0, memory={})
-    assert (learned.examples, learned.batches, learned.memory) == (20, 2, {})
-    assert learned.loss_sum == pytest.approx((first + second).item())
 
 
 @pytest.mark.parametrize(

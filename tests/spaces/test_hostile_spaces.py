@@ -50,9 +50,6 @@ def test_a_radius_of_nothing_does_not_fix_the_result(kind):
     assert "counts as 0.5" in screened.reasons[3]
 
 
-# --- cones against each other ---------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "options", [{}, {"rank": 2}, {"clusters": 3, "min_count": 10}], ids=["full", "low", "clusters"]
 )
@@ -61,6 +58,14 @@ def test_honest_cones_pass_unchanged(options):
     screened = screen_spaces(cones)
     assert screened.spaces == tuple(cones)
     assert screened.reasons == ("",) * 5
+
+
+def test_no_node_counts_for_more_than_twice_the_median():
+    """Four have 600 samples each, the fifth 6,000 of the same kind: it counts as 1,200."""
+    cones = [*(blob_cone(seed) for seed in range(4)), blob_cone(9, count=2000)]
+    screened = screen_spaces(cones)
+    assert [space.total_count for space in screened.spaces] == [600] * 4 + [1200]
+    assert screened.reasons[4] == "its 6,000 samples count as 1,200"
 
 
 @pytest.mark.parametrize("rank", ["full", 2])

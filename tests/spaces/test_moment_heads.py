@@ -152,9 +152,6 @@ def test_options_out_of_range_are_refused(options, reason):
         HeadOptions(**options)
 
 
-# --- covariances from means -----------------------------------------------------------------
-
-
 def test_the_covariance_from_means_is_right_on_average():
     """FedCOF's estimator: E sum n (mu_k - mu)(mu_k - mu)^T / sum (K - 1) is the covariance.
 
@@ -163,44 +160,21 @@ def test_the_covariance_from_means_is_right_on_average():
     """
     rng = np.random.default_rng(0)
     mix = np.array([[1.0, 0.4, 0.0], [0.0, 0.8, 0.3], [0.0, 0.0, 0.5]])
-    truth = mix.T @ mix
-    total = np.zeros((3, 3))
+    rule, total = MeanRule(2, exact=True), np.zeros((3, 3))
+
+    def cone(node, seed):
+        labels = np.repeat([0, 1], [40 + 10 * node, 60])
+        inputs = rng.normal(size=(len(labels), 3)) @ mix + 5 * labels[:, None]
+        samples = torch.from_numpy(inputs), torch.from_numpy(labels)
+        return build_means(*samples, 2, groups=4, rule=rule, seed=seed)
+
     for draw in range(400):
-        cones = []
-        for node in range(3):
-            labels = np.repeat([0, 1], [40 + 10 * node, 60])
-            inputs = rng.normal(size=(len(labels), 3)) @ mix + 5 * labels[:, None]
-            cones.append(
-                build_means(
-                    torch.from_numpy(inputs),
-                    torch.from_numpy(labels),
-                    2,
-                    groups=4,
-                    rule=MeanRule(2, exact=True),
-                    seed=draw,
-                )
-            )
-        total += covariance_from_means(cones)
-    np.testing.assert_allclose(total / 400, truth, atol=0.06)
-
-
-def test_heads_work_on_means_alone(data):
-    x, y = data
-    rule = MeanRule(2, exact=True)
-    parts = np.array_split(np.arange(len(y)), 4)
-    cones = [
-        build_means(torch.from_numpy(x[p]), torch.from_numpy(y[p]), CLASSES, groups=6, rule=rule)
-        for p in parts
-    ]
-    best = head(HeadMoments.of(cones_of(x, y)), "lda")
-    full = (scores(best, x).argmax(axis=1) == y).mean()
-    for name in ("lda", "ridge", "nearest_mean"):
-        layer = linear_head(HeadMoments.of(cones), HeadOptions(name, shrinkage=0.2))
-        assert (scores(layer, x).argmax(axis=1) == y).mean() > full - 0.15
-    with pytest.raises(ValueError, match="no covariances of single classes"):
-        HeadMoments.of(cones).class_covariance(0)
+        total += covariance_from_means([cone(node, draw) for node in range(3)])
+    np.testing.assert_allclose(total / 400, mix.T @ mix, atol=0.06)
 
 
 def test_without_a_second_mean_of_any_class_the_covariance_is_round():
     cone = build_means(torch.randn(40, 3), torch.arange(40) % 2, 2, rule=MeanRule(2, exact=True))
     assert np.array_equal(covariance_from_means([cone]), np.eye(3))
+    with pytest.raises(ValueError, match="no covariances of single classes"):
+        HeadMoments.of([cone]).class_covariance(0)

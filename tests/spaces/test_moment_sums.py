@@ -49,26 +49,19 @@ CLASSES = 3
 def data(seed, count=240, features=5, spread=1.0, offset=0.0, tails=False):
     """Samples of three classes with different means and covariances."""
     rng = np.random.default_rng(seed)
-    labels = rng.integers(0, CLASSES, size=count)
-    noise = (
-        rng.standard_t(1.5, size=(count, features)) if tails else rng.normal(size=(count, features))
-    )
+    labels, shape = rng.integers(0, CLASSES, size=count), (count, features)
+    noise = rng.standard_t(1.5, size=shape) if tails else rng.normal(size=shape)
     mix = rng.normal(size=(CLASSES, features, features))
-    inputs = (
-        np.einsum("nij,nj->ni", mix[labels], noise)
-        + 2 * rng.normal(size=(CLASSES, features))[labels]
-    )
+    inputs = np.einsum("nij,nj->ni", mix[labels], noise)
+    inputs += 2 * rng.normal(size=(CLASSES, features))[labels]
     inputs = np.clip(inputs * spread + offset, -9e5, 9e5).astype(np.float32)
     return Samples(torch.from_numpy(inputs), torch.from_numpy(labels))
 
 
 def split(samples, nodes, seed=0):
     """Samples spread over nodes; some may have none of a class, or nothing at all."""
-    owner = (
-        np.random.default_rng(seed).integers(0, nodes, size=len(samples))
-        * (samples.labels.numpy() + 1)
-        % nodes
-    )
+    drawn = np.random.default_rng(seed).integers(0, nodes, size=len(samples))
+    owner = drawn * (samples.labels.numpy() + 1) % nodes
     return [Samples(samples.inputs[owner == k], samples.labels[owner == k]) for k in range(nodes)]
 
 

@@ -1,38 +1,19 @@
 """Spaces survive the way to a file and back; files that are not spaces are refused."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
+from helpers_spaces import BALL, CURVED, FULL, LOW
 from safetensors.numpy import save_file
 
 from gems_flwr.errors import SpaceError
 from gems_flwr.spaces import load_space, save_space, space_from_arrays
-from gems_flwr.spaces.ball import BallSpace, EllipsoidSpace, Radius
-from gems_flwr.spaces.cone import ClassMomentCone, FullCovariance, LowRankCovariance, quantize
 
 RNG = np.random.default_rng(0)
-ROOTS = RNG.normal(size=(2, 4, 4))
-BALL = BallSpace(RNG.normal(size=15), Radius(1.5, "worst", 0.9, 12))
-COMMON = {"num_classes": 3, "labels": [0, 2], "counts": [40, 50], "withheld": (1,)}
-COMMON |= {"withheld_count": 3, "total_count": 93, "epsilon": 0.75}
-MEANS = RNG.normal(size=(2, 4))
-LOW = LowRankCovariance(
-    quantize(RNG.normal(size=(2, 4, 2)), axis=1),
-    quantize(RNG.uniform(size=(2, 4)), axis=1, round_up=True),
-)
-SPACES = {
-    "ball": BALL,
-    "ellipsoid": EllipsoidSpace(
-        BALL.center, np.full(15, 0.5), Radius(2.0, "certified", 0.4), np.linspace(2, 0, 5)
-    ),
-    "full": ClassMomentCone(
-        means=MEANS, covariance=FullCovariance(ROOTS @ ROOTS.transpose(0, 2, 1)), **COMMON
-    ),
-    "int8": ClassMomentCone(
-        means=quantize(MEANS, axis=1), covariance=LOW, privacy=(1.0, 1e-5), **COMMON
-    ),
-}
+SPACES = {"ball": BALL, "ellipsoid": CURVED, "full": FULL}
+SPACES["int8"] = dataclasses.replace(LOW, privacy=(1.0, 1e-5))
 
 
 @pytest.mark.parametrize("name", SPACES)

@@ -3,14 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from helpers_blobs import FEATURES, blobs
 from helpers_digits import app_of, digits, failing, linear
 from helpers_gems import Spoiled, accuracy, linear_app, run
-from helpers_grids import Nameless
 from scipy.optimize import minimize
 
 from conftest import record_equal
-from gems_flwr import Callback, Cone, Gems, Head, InProcessGrid, MeteredGrid, Refine, Tune
+from gems_flwr import Cone, Gems, Head, InProcessGrid, Refine, Tune
 from gems_flwr.core.records import to_numpy
 from gems_flwr.errors import CheckpointError
 from gems_flwr.node.limits import UNLIMITED
@@ -99,74 +97,7 @@ def test_rounds_that_would_not_help_are_not_played():
     assert result.details["refinement"][-1]["converged"]
 
 
-def test_a_split_hardly_matters_and_neither_do_rounding_and_sums():
-    """Full moments add up exactly, gradients do: all that differs is what is rounded."""
-    space = Cone(rank="full", min_count=2)
-    plain = refined(space=space, refine=refine(4))
-    for options in (
-        {"parts": digits(sort=False)},
-        {"space": Cone(sums=True, min_count=2)},
-    ):
-        other = refined(**{"space": space, **options})
-        assert other.details["loss"] == pytest.approx(plain.details["loss"], rel=2e-2)
-
-
-def test_a_single_output_is_refined_as_two_classes():
-    parts = [blobs([0, 1], seed=node) for node in range(2)]
-    result = Gems(refine=3).start(InProcessGrid(app_of(parts), 2), linear(1, FEATURES))
-    losses = [each["loss"] for each in result.details["refinement"]]
-    assert result.arrays["weight"].numpy().shape == (1, FEATURES)
-    assert not result.failures
-    assert losses == sorted(losses, reverse=True)
-    assert all(each["taken"] for each in result.details["refinement"])
-
-
 # --- the same digits ---------------------------------------------------------------------------
-
-
-class Stop(Callback):
-    """Ends the program after a round."""
-
-    def __init__(self, after):
-        self.after = after
-
-    def on_round_end(self, record):
-        if record.round == self.after:
-            raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("space", [Cone(rank=10), Cone(sums=True, sketch=6, min_count=2)])
-def test_a_resumed_run_equals_the_unbroken_one(tmp_path, space):
-    """Also where the grid knows no names: they are asked for before any node is in a sum."""
-    options = {"space": space, "refine": refine(3), "verify": True}
-    unbroken = refined(**options)
-    for after in (1, 2):
-        strategy = {**options, "checkpoint_dir": tmp_path / str(after)}
-        with pytest.raises(KeyboardInterrupt):
-            refined(**strategy, callbacks=[Stop(after)])
-        parts = digits()
-        grid = Nameless(app_of(parts), len(parts))
-        resumed = Gems(**strategy).start(grid, linear(), resume=True)
-        assert record_equal(resumed.arrays, unbroken.arrays)
-        timed = {"intersection_seconds": None}
-        assert dict(resumed.details) | timed == dict(unbroken.details) | timed
-
-
-def test_the_order_of_replies_does_not_matter():
-    came = []
-
-    class Backwards(MeteredGrid):
-        def __init__(self, app, nodes):
-            super().__init__(InProcessGrid(app, nodes))
-
-        def stream(self, messages, *, timeout):
-            for reply in list(super().stream(messages, timeout=timeout))[::-1]:
-                came.append(reply.metadata.src_node_id)
-                yield reply
-
-    few = {"refine": refine(2)}
-    assert record_equal(refined(grid=Backwards, **few).arrays, refined(**few).arrays)
-    assert came[:3] != sorted(came[:3])
 
 
 def test_a_run_that_was_started_without_refinement_is_not_refined_later(tmp_path):

@@ -83,9 +83,8 @@ def test_nodes_score_the_model_where_the_strategy_asks_them_to():
 
     @app.evaluate()
     def evaluate(message, context):
-        metrics = MetricRecord(
-            {"num-examples": 1, "total": float(message.content["arrays"]["w"].numpy().sum())}
-        )
+        total = float(message.content["arrays"]["w"].numpy().sum())
+        metrics = MetricRecord({"num-examples": 1, "total": total})
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
     inner = FedAvg(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from helpers_blobs import CENTERS, CLASSES, FEATURES, TEST, blobs, both_parts
 from helpers_gems import accuracy, in_space, initial, linear_app, node_data, run
@@ -30,6 +30,7 @@ from gems_flwr import (
     Tune,
     good_enough_mod,
 )
+from gems_flwr.core.records import to_record
 from gems_flwr.errors import OptionError, RoundFailedError
 from gems_flwr.node.limits import UNLIMITED
 from gems_flwr.spaces import load_space
@@ -103,17 +104,6 @@ def test_each_node_can_have_an_epsilon_of_its_own():
     assert {n: r["epsilon"] for n, r in result.details["radii"].items()} == {"0": 0.3, "1": 0.6}
     asked = strategy.start(Nameless(linear_app(), 2), initial())
     assert asked.details["radii"] == result.details["radii"]
-
-
-@pytest.mark.parametrize("space", [Ball(directions=20), Cone()])
-def test_fine_tuning_on_public_data_helps_or_does_no_harm(space):
-    x, y = blobs(range(CLASSES), 10, seed=5)
-    order = np.random.default_rng(0).permutation(len(y))
-    public = Tune(x.numpy()[order], y.numpy()[order], count=30)
-    plain, tuned = run(Gems(space=space)), run(Gems(space=space, tune=public))
-    assert tuned.details["tuned_on"] == 30
-    assert not tuned.details["is_average"]
-    assert accuracy(tuned.arrays) >= accuracy(plain.arrays) - 0.01
 
 
 def test_a_private_space_is_marked_and_its_noise_is_secret(tmp_path):
@@ -244,19 +234,21 @@ def test_a_space_reads_no_data_but_its_own():
 def test_batches_that_can_be_had_only_once_are_all_counted(tmp_path):
     """The first batch shows the mod which layer is the last; it is data all the same."""
 
+    def whole(context):
+        return node_data(context, 1)
+
     def once(context):
-        x, y = node_data(context, 1)
+        x, y = whole(context)
         return ((x[i : i + 40], y[i : i + 40]) for i in range(0, len(y), 40))
 
-    def counts(source, name):
+    def counts(source):
         app = linear_app(source, model=lambda: nn.Sequential(nn.Linear(FEATURES, CLASSES)))
-        start = ArrayRecord({"0.weight": Array(np.zeros((CLASSES, FEATURES), "f4"))})
-        start["0.bias"] = Array(np.zeros(CLASSES, "f4"))
-        Gems(checkpoint_dir=tmp_path / name).start(InProcessGrid(app, 2), start)
-        return load_space(tmp_path / name / "spaces" / "0.space.safetensors").counts.tolist()
+        start = to_record({f"0.{key}": array.numpy() for key, array in initial().items()})
+        folder = tmp_path / source.__name__
+        Gems(checkpoint_dir=folder).start(InProcessGrid(app, 2), start)
+        return load_space(folder / "spaces" / "0.space.safetensors").counts.tolist()
 
-    whole = counts(lambda context: node_data(context, 1), "whole")
-    assert counts(once, "once") == whole
+    assert counts(once) == counts(whole)
 
 
 def test_a_logistic_model_with_one_output_is_a_model_of_two_classes():
@@ -271,14 +263,16 @@ def test_a_logistic_model_with_one_output_is_a_model_of_two_classes():
         content = RecordDict({"arrays": message.content["arrays"], "metrics": metrics})
         return Message(content, reply_to=message)
 
-    start = ArrayRecord(
-        {"coef": Array(CENTERS[1:2] - CENTERS[:1]), "intercept": Array(np.zeros(1))}
-    )
-    result = Gems().start(InProcessGrid(app, 2), start)
+    def start(**options):
+        model = {"coef": CENTERS[1:2] - CENTERS[:1], "intercept": np.zeros(1)}
+        return Gems(**options).start(InProcessGrid(app, 2), to_record(model))
+
+    result = start(refine=2)
     x, y = blobs([0, 1], 200, seed=50)
     scores = x.numpy() @ result.arrays["coef"].numpy()[0] + result.arrays["intercept"].numpy()[0]
     assert ((scores > 0) == y.numpy()).mean() > 0.95
-    ball = Gems(space=Ball(epsilon=0.5, directions=20)).start(InProcessGrid(app, 2), start)
+    assert all(each["taken"] for each in result.details["refinement"])
+    ball = start(space=Ball(epsilon=0.5, directions=20))
     assert ball.details["status"] == "feasible"
 
 

@@ -21,8 +21,6 @@ from gems_flwr.spaces.ball import accuracy as accuracy_of
 from gems_flwr.spaces.convex import check_array, check_keys, check_number, take
 from gems_flwr.spaces.question import SpaceQuestion
 
-# --- one file: the set --------------------------------------------------------------------------
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BoxSpace:
@@ -78,8 +76,6 @@ class BoxSpace:
 
 
 register_space(BoxSpace)
-
-# --- and the question -----------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,7 +25,7 @@ NEEDED = {
     "FlowerStrategy": {"inner": FlowersFedAvg()},
     "Pooled": {"fit": lambda *arguments: arguments[0], "input_shape": (2,)},
     "PublicOnly": {
-        "tune": Tune(np.zeros((4, 3)), np.zeros(4), model=lambda: torch.nn.Linear(3, 2)),
+        "tune": Tune(np.zeros((4, 3)), np.zeros(4), model=lambda: torch.nn.Linear(3, 2))
     },
     "Serial": {"learn": lambda number, model, memory: (model, memory, {})},
 }

@@ -6,13 +6,7 @@ the mean of all models walks by the mean of the steps, whatever is averaged when
 
 import numpy as np
 import pytest
-from helpers_learners import (
-    Troubled,
-    fail,
-    initial,
-    mean_walk,
-    walking_app,
-)
+from helpers_learners import Troubled, fail, initial, mean_walk, walking_app
 from helpers_packed import HALF_STEP, TAMPERED, PackedGrid, beside, two
 
 from gems_flwr import DynamicAveraging, InProcessGrid, PeriodicAveraging
@@ -50,9 +44,6 @@ PROTOCOLS = {
     "weighted": lambda **kw: PeriodicAveraging(b=3, weighted=True, **kw),
 }
 every_form = pytest.mark.parametrize("form", ["int8", "int4"])
-
-
-# --- what comes of it -----------------------------------------------------------------------------
 
 
 @every_form
@@ -98,9 +89,6 @@ def test_the_initial_model_is_sent_in_half_precision_and_the_rest_with_the_first
     assert weights_of(result) + left == pytest.approx(expected, abs=2e-6)
 
 
-# --- bytes ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("form", "most"), [("int8", 0.27), ("int4", 0.15)])
 def test_fifty_thousand_gaussian_weights_take_a_fraction_of_their_bytes(form, most):
     """Of the first model, which no node has, half; of all others what their bits say.
@@ -122,9 +110,6 @@ def test_fifty_thousand_gaussian_weights_take_a_fraction_of_their_bytes(form, mo
     assert ["layout" in content.get("arrays", {}) for *_, content in sent] == [True] * 4 + [
         False
     ] * (len(sent) - 4)
-
-
-# --- faults ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("protocol", ["dynamic", "fraction"])
@@ -165,13 +150,11 @@ def test_a_node_that_diverges_is_named_restarts_and_spoils_nothing_later(how):
     assert [len(r.nodes_answered) for r in result.history[1:]] == [4, 3, 4, 4, 3, 4]
 
 
+LIES = [TAMPERED[n] for n in ("codes cut", "codes bomb", "scales nan", "surprise", "whole")]
+
+
 @pytest.mark.parametrize(
-    ("tamper", "words"),
-    [
-        *(TAMPERED[n] for n in ("codes cut", "codes bomb", "scales nan", "surprise", "whole")),
-        (beside, "one packed model"),
-        (two, "one packed model"),
-    ],
+    ("tamper", "words"), [*LIES, (beside, "one packed model"), (two, "one packed model")]
 )
 def test_a_learner_that_lies_is_named_and_restarts(tamper, words):
     grid = PackedGrid(walking_app(size=SIZE), 4, tamper={(2, 2): tamper})
@@ -182,9 +165,6 @@ def test_a_learner_that_lies_is_named_and_restarts(tamper, words):
     assert (3, "train", 2, "whole") in grid.sent
     assert len(result.history[3].nodes_answered) == 4
     assert np.abs(weights_of(result)).max() < 3
-
-
-# --- resuming -------------------------------------------------------------------------------------
 
 
 def test_killed_at_any_message_after_the_first_round_it_goes_on_to_the_last_bit(tmp_path):

@@ -29,9 +29,6 @@ def accuracy(result):
     return accuracy_of(result, digits(1))
 
 
-# --- accuracy -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("epsilon", "least", "most"), [(20.0, 0.94, 1.0), (0.2, 0.0, 0.6)])
 def test_a_generous_epsilon_learns_the_digits_and_a_small_one_cannot(epsilon, least, most):
     """1,800 samples under epsilon 0.2: sums drown in the noise, as they must."""
@@ -43,19 +40,6 @@ def test_masked_sums_have_the_digits_of_plain_ones():
     plain = play(PrivateGems(**options))
     masked = play(PrivateGems(secure=SecureSum(threshold=1.0), **options))
     assert record_equal(plain.arrays, masked.arrays)
-
-
-def test_a_resumed_run_steps_as_the_unbroken_one(tmp_path):
-    options = {**SIMULATED, "epsilon": 20.0, "steps": 3}
-    whole = play(PrivateGems(**options))
-    strategy = PrivateGems(checkpoint_dir=tmp_path, **options)
-    with pytest.raises(RoundFailedError):
-        play(strategy, UNLIMITED, failing(lambda node, number, *_: node == 0 and number > 2))
-    assert not list(tmp_path.glob("inbox/*"))
-    assert record_equal(play(strategy, resume=True).arrays, whole.arrays)
-
-
-# --- noise ----------------------------------------------------------------------------------------
 
 
 class Fewest(PrivateGems):
@@ -112,9 +96,6 @@ def test_more_samples_than_announced_are_noticed():
     strategy = PrivateGems(epsilon=20.0, **{**SIMULATED, "examples": 1000})
     with pytest.raises(OptionError, match="examples must be above 1"):
         play(strategy)
-
-
-# --- what nodes count and refuse ------------------------------------------------------------------
 
 
 def test_the_ledger_has_what_was_promised_if_the_node_believes_it(tmp_path, monkeypatch):

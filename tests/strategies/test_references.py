@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import ArrayRecord
 from helpers_blobs import CLASSES, FEATURES, TEST, blobs
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,11 +24,10 @@ from gems_flwr import (
     resize_model,
     task_client_app,
 )
-from gems_flwr.core.records import to_numpy, to_record
-from gems_flwr.errors import BadReplyError, RoundFailedError
+from gems_flwr.core.records import to_numpy
+from gems_flwr.errors import RoundFailedError
 from gems_flwr.scoring import mean_score
 from gems_flwr.strategies.members import join_models, split_models
-from gems_flwr.strategies.references import Examples
 
 
 @given(st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=4, unique=True))
@@ -213,22 +212,3 @@ def test_nodes_that_do_not_share_fail_it():
         start(Pooled(fit=kept, input_shape=(FEATURES,)))
     with pytest.raises(RoundFailedError, match="raw data stays here"):
         Pooled(fit=kept, input_shape=(3,)).start(InProcessGrid(toy_app(), 3), initial_arrays())
-
-
-ROWS, CLASS = np.zeros((2, 3), np.float32), np.array([0, 1])
-
-
-@pytest.mark.parametrize(
-    ("features", "labels", "reason"),
-    [
-        (ROWS, CLASS.astype(float), "labels must be one row of integers"),
-        (ROWS, CLASS + 1, "labels must be from 0 to 1, got 1 to 2"),
-        (ROWS[:, :2], CLASS, r"features have shape \(2, 2\), expected \(2, 3\)"),
-    ],
-)
-def test_bad_examples_are_refused(features, labels, reason):
-    record = to_record({"features": features, "labels": labels})
-    with pytest.raises(BadReplyError, match=reason):
-        Examples((3,), classes=2).read(RecordDict({"examples": record}))
-    with pytest.raises(BadReplyError, match="expected an ArrayRecord 'examples'"):
-        Examples((3,), classes=2).read(RecordDict({"data": record}))

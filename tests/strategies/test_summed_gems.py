@@ -12,15 +12,7 @@ from helpers_grids import kind_of
 from helpers_secure import losing
 
 from conftest import record_equal
-from gems_flwr import (
-    Cone,
-    Gems,
-    InProcessGrid,
-    NodeLimits,
-    Refine,
-    SecureSum,
-    good_enough_mod,
-)
+from gems_flwr import Cone, Gems, InProcessGrid, NodeLimits, Refine, SecureSum, good_enough_mod
 from gems_flwr.core import Disclosure, Group
 from gems_flwr.core.records import to_record
 from gems_flwr.core.sums import PlainSums, summand_record, summand_words
@@ -307,3 +299,9 @@ def test_nodes_at_their_default_limits_answer_masked_sums_of_small_layers(featur
     result = strategy.start(InProcessGrid(app, 4), to_record(layer))
     assert result.failures == ()
     assert result.details["score"] > 0.9
+
+
+def test_a_sum_of_two_nodes_is_not_opened():
+    """Of three two could open it, but each of them would know what the other has sent."""
+    with pytest.raises(RoundFailedError, match="2 of 3 nodes"):
+        run(secure_app(losing("mask", [2])), nodes=3, min_nodes=2)
