@@ -195,6 +195,14 @@ MASKED_SUMS = {"model-sum", "metrics-sum"}
 PRIVATE = {"private-sum", 'cone {"dp_seeded": true, "dp_epsilon": 20.0, "dp_clip": 9.0}'}
 
 
+@pytest.mark.parametrize("kind", sorted(MASKED_SUMS))
+def test_beside_a_masked_sum_no_number_leaves_a_node(kind):
+    """Not even what its handler reports, its loss for example."""
+    content = exchanges()[kind].content()
+    assert content.keys() <= {"node", "summand", "metric-names"}
+    assert len(content.metric_records) == len(content.array_records) == 0
+
+
 def test_a_node_that_requires_noise_refuses_every_answer_without():
     for kind in sorted(set(KINDS) - PUBLIC - MASKED_SUMS - PRIVATE):
         exchange = exchanges()[kind]

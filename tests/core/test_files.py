@@ -262,6 +262,8 @@ def test_a_curve_of_zeros_does_not_stop_the_server():
     nothing = dataclasses.replace(CURVED, curve=np.zeros(2))
     found = aggregate_spaces([nothing, CURVED], auto_epsilon=True)
     assert np.isfinite(found.point).all()
+    # Those that are equal meet up to the end of their curves.
+    assert aggregate_spaces([CURVED] * 2, auto_epsilon=True).epsilon == CURVED.largest_epsilon
     # Axes over a radius of 1e-320 are infinite, and times a radius of 0 no numbers at all.
     with pytest.raises(SpaceError, match="at least 1e-30"):
         EllipsoidSpace(CURVED.center, CURVED.radii, Radius(1e-320, "worst", 0.1), CURVED.curve)
