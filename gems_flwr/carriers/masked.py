@@ -30,11 +30,11 @@ opened without. If it is one node's word against another's, both are left out an
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import json
 import logging
 import secrets as random_bytes
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
@@ -75,10 +75,10 @@ from gems_flwr.secure import (
     SecureSum,
     Signer,
     SumSession,
-    TrustedKeys,
     Words,
     judged,
     list_text,
+    load_trusted,
 )
 
 if TYPE_CHECKING:
@@ -94,7 +94,6 @@ MASKS = "masks"
 _SECURE, _TEXT, _LETTERS, _SIGNATURE = "secure-sum", "text", "letters", "signature"
 # Whose keys or letters a node does not accept, and why.
 _ACCUSED, _WHY = "accused", "why"
-_BAD_SIGNATURE = "its signature of the list of those in the sum is not by its key"
 _log = logging.getLogger("gems_flwr")
 
 T = TypeVar("T")
@@ -117,8 +116,8 @@ class _Step(Question[T]):
         rules = {
             "session": (fits, "a text of 1 to 100 characters"),
             "sums": (type(sums) is int and 1 <= sums <= MAX_SUMS, f"from 1 to {MAX_SUMS}"),
+            "number": (type(getattr(self, "number", 0)) is int, "a whole number"),
         }
-        rules["number"] = (type(getattr(self, "number", 0)) is int, "a whole number")
         for name in ("members", "signers", "senders"):
             nodes = getattr(self, name, ())
             fits = isinstance(nodes, tuple) and all(type(node) is int for node in nodes)
@@ -165,9 +164,8 @@ class Shorten(_Step[tuple[bytes, dict[int, bytes]]]):
 
     number: int
     members: tuple[int, ...]
-    # Neighbours that are off the list, and what checks the signature.
+    # Neighbours that are off the list.
     gone: tuple[int, ...] = field(default=(), metadata=ON_SERVER)
-    is_signed: Callable[[bytes], bool] = field(default=bool, metadata=ON_SERVER)
 
     def answer(self, node: Node) -> RecordDict:
         """Sign the list, and give the keys of masks in common with those who are off it."""
@@ -181,9 +179,7 @@ class Shorten(_Step[tuple[bytes, dict[int, bytes]]]):
     def read(self, content: RecordDict) -> tuple[bytes, dict[int, bytes]]:
         """Return the signature, and the keys by neighbour."""
         keys = _split(_entry(content, "keys", bytes), KEY_BYTES, self.gone, "keys")
-        if not self.is_signed(signature := _entry(content, _SIGNATURE, bytes)):
-            raise BadReplyError(_BAD_SIGNATURE)
-        return signature, keys
+        return _entry(content, _SIGNATURE, bytes), keys
 
 
 @dataclass(frozen=True)
@@ -205,11 +201,13 @@ class Open(_Step[tuple[dict[int, bytes], list[int]]]):
         """Give the shares of the own masks of those in the sum, if enough have signed the list."""
         known = _recall(self.session, node.state)
         _check_company(node.limits, known)
+        signatures = map(bytes.fromhex, self.signatures)
+        letters = map(bytes.fromhex, self.letters)
         known, shares, accused = known.opened(
             self.number,
             self.members,
-            _by_node(self.signers, self.signatures),
-            _by_node(self.senders, self.letters),
+            dict(zip(self.signers, signatures, strict=True)),
+            dict(zip(self.senders, letters, strict=True)),
             is_checked=bool(node.context.node_config.get("trusted-keys")),
         )
         _keep(known, node.state)
@@ -233,10 +231,6 @@ def _split(data: bytes, size: int, nodes: Sequence[int], what: str) -> dict[int,
     return {node: data[size * i : size * (i + 1)] for i, node in enumerate(nodes)}
 
 
-def _by_node(nodes: Sequence[int], texts: Sequence[str]) -> dict[int, bytes]:
-    return {node: base64.b64decode(text) for node, text in zip(nodes, texts, strict=True)}
-
-
 def _read_accused(content: RecordDict, among: Collection[int]) -> list[int]:
     """Return whom a node accuses; as text, since an id may be too large for a record."""
     try:
@@ -246,10 +240,6 @@ def _read_accused(content: RecordDict, among: Collection[int]) -> list[int]:
     if not isinstance(accused, list) or not all(type(n) is int and n in among for n in accused):
         raise BadReplyError(f"'{_ACCUSED}' must be ids of nodes in the sum, got {shown(accused)}")
     return accused
-
-
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode()
 
 
 def _entry(content: RecordDict, key: str, kind: type[T]) -> T:
@@ -294,13 +284,13 @@ def answer_masked(
     known, letters = _recall(session, context.state), dict[int, bytes]()
     limits = options.limits or NodeLimits.of_node(context.node_config)
     if roster is not None:
-        trusted = _key_of(context, "trusted-keys", TrustedKeys.load)
+        trusted = _key_of(context, "trusted-keys", load_trusted)
         if accused := known.suspects(roster, trusted):
-            return Message(
-                _reply(accused=json.dumps([*accused]), why=accused[min(accused)]), reply_to=message
-            )
+            who, why = json.dumps([*accused]), accused[min(accused)]
+            return Message(_reply(accused=who, why=why), reply_to=message)
         known, letters = known.join(roster)
-    company = _check_company(limits, known, members)
+    known = known.entered(number, members)
+    company = _check_company(limits, known)
     layout = take_layout(RecordDict(dict(message.content)))
     if layout is None:
         raise SecureSumError("the server asks for a masked answer without saying of what form")
@@ -320,7 +310,7 @@ def answer_masked(
     words = summand_words(reply.content)
     if words is None:
         raise SecureSumError("the node answers that question with something that cannot be summed")
-    known, masked = known.masked(number, layout, layout.unpack(words), members)
+    known, masked = known.masked(layout, layout.unpack(words))
     # Kept before it leaves: no second set of numbers under the same masks.
     _keep(known, context.state)
     # Beside the summand stand names, never numbers.
@@ -339,13 +329,10 @@ def _without_numbers(reason: str, name: str) -> str:
     return shortened
 
 
-def _check_company(
-    limits: NodeLimits, known: NodeSecrets, members: Collection[int] | None = None
-) -> int:
+def _check_company(limits: NodeLimits, known: NodeSecrets) -> int:
     """Return how many nodes of the neighbourhood are in a sum; refuse fewer than the limits ask."""
-    if (roster := known.roster) is None:
-        raise SecureSumError("this node has not joined the session")
-    nodes = len(roster.near(known.index, known.members if members is None else members))
+    roster = known.joined
+    nodes = len(roster.near(known.index, known.members))
     if nodes < limits.least_nodes:
         reason = f"it is {limits.least_nodes}, the sum is over {nodes} nodes that this one knows"
         raise RefusedError("least_nodes", reason)
@@ -401,6 +388,7 @@ class MaskedSums(PlainSums):
     def __init__(self, secure: SecureSum, sums_in_session: int) -> None:
         self.secure, self.sums = secure, min(sums_in_session, MAX_SUMS)
         self._session: SumSession | None = None
+        self._server_round = 0
         # Nodes that have the letters of the session; and who is left out of the run's sums.
         self._served: set[int] = set()
         self._out: set[int] = set()
@@ -423,11 +411,9 @@ class MaskedSums(PlainSums):
         asked = {round.id_of(name) for name in nodes}
         for start in range(MAX_RESTARTS + 1):
             try:
-                total = self._total(round, question, sections, asked - self._out, at_least)
-                self._leave_out(round, must_leave=False)
-                return total
+                return self._total(round, question, sections, asked - self._out, at_least)
             except SecureSumError as error:
-                found = self._leave_out(round, must_leave=True)
+                found = self._leave_out(round)
                 self._session = None
                 if found and start < MAX_RESTARTS:
                     log_warning("secure_sum_again", round=round.number, reason=str(error))
@@ -447,6 +433,7 @@ class MaskedSums(PlainSums):
         at_least: int,
     ) -> Total:
         session = self._ready(round, nodes)
+        self._server_round = round.number
         # Counted before it is asked: whatever happens, no node masks twice for one number.
         number, used = session.used, session.used + 1
         self._session = session = dataclasses.replace(session, used=used)
@@ -459,6 +446,7 @@ class MaskedSums(PlainSums):
             }
             session = dataclasses.replace(session, letters=letters)
         signed = {node: answer.signature for node, answer in answers.items()}
+        self._check_signatures(round, session, number, signed)
         session, signed, gone = self._agreed(round, session, number, signed, at_least)
         shares = self._shares(round, session, number, signed)
         self._refuse_few(session, shares, 0, "would open it")
@@ -466,10 +454,7 @@ class MaskedSums(PlainSums):
         masked = {node: answer.words for node, answer in answers.items()}
         words = session.total(layout, masked, seeds, gone)
         self._session = session.with_members(shares)
-        for (accuser, other), why in self._conflicts.items():
-            if accuser not in session.members:
-                against = round.nodes.name(other)
-                round.refuse(accuser, f"it is in conflict with node {against}: {why}")
+        self._leave_out(round, session.members)
         # In the order of names, as the answers are.
         there = {round.nodes.name(n): each.note for n, each in answers.items() if n in signed}
         log_event("secure_sum", round=round.number, what=question.kind, nodes=len(there))
@@ -478,21 +463,22 @@ class MaskedSums(PlainSums):
     def _ready(self, round: Round, nodes: set[int]) -> SumSession:
         """Return a session for the nodes that are to take part."""
         session = self._session
-        if session is not None and session.used < self.sums and nodes <= {*session.members}:
-            fewer = session.with_members(nodes)
-            if {*fewer.members} == nodes and fewer.is_quorum(nodes):
+        # Who was lost may be back in the next round, and needs new keys then.
+        same = session is not None and self._server_round == round.number
+        if session and session.used < self.sums and (same or nodes <= {*session.members}):
+            fewer = session.with_members(nodes & {*session.members})
+            if nodes <= session.roster.keys.keys() and fewer.is_quorum(fewer.members):
                 return fewer
         # Also for a few of them, who could not open a sum that all have shared secrets for.
         self._session, self._served = None, set()
         name = random_bytes.token_hex(8)
         keys = self._asked(round, dict.fromkeys(sorted(nodes), Keys(name, self.sums)))
-        for what in ("channel", "signer"):
-            values = [getattr(each, what) for each in keys.values()]
-            for node in [n for n, each in keys.items() if values.count(getattr(each, what)) > 1]:
-                if getattr(keys[node], what):
-                    round.refuse(node, f"it is in conflict: two nodes have the same {what} key")
-                    del keys[node]
-        return SumSession.begin(Roster(name, self.secure.threshold, self.secure.neighbours, keys))
+        used = Counter(key for each in keys.values() for key in (each.channel, each.signer) if key)
+        for node in [n for n, k in keys.items() if max(used[k.channel], used[k.signer]) > 1]:
+            round.refuse(node, "it is in conflict: another node has the same key")
+            del keys[node]
+        roster = Roster(name, self.secure.threshold, self.secure.neighbours, keys)
+        return SumSession(roster, tuple(sorted(keys)))
 
     def _masked(
         self,
@@ -504,12 +490,9 @@ class MaskedSums(PlainSums):
     ) -> dict[int, _Masked]:
         """Ask the question under masks; return the answers by id."""
         roster = session.roster
-        text = list_text(roster.digest, number, session.members)
         joining = roster.to_json() if number == 0 else None
         masks = {_TEXT: json.dumps([roster.session, number, session.members, joining])}
-
-        # All have as many neighbours.
-        peers = len(roster.neighbours[session.members[0]]) if number == 0 else 0
+        peers = roster.degree_drawn if number == 0 else 0
 
         def read(_: object, content: RecordDict) -> _Masked | tuple[list[int], str]:
             if _ACCUSED in content.get(_SECURE, {}):
@@ -528,17 +511,13 @@ class MaskedSums(PlainSums):
             read,
             beside=lambda _: {LAYOUT: layout_record(layout), MASKS: ConfigRecord(dict(masks))},
         )
-        answers, wrong = dict[int, _Masked](), dict[str, str]()
+        answers = dict[int, _Masked]()
         for name, reply in replies.items():
             node = round.id_of(name)
-            if not isinstance(reply, _Masked):
-                accused, why = reply
-                self._conflicts |= {(node, other): why for other in accused if other != node}
-            elif not _checks_of(roster, node, text)(reply.signature):
-                wrong[name] = _BAD_SIGNATURE
-            else:
+            if isinstance(reply, _Masked):
                 answers[node] = reply
-        round.leave_out(replies, wrong)
+            else:
+                self._conflict(node, *reply)
         return answers
 
     def _agreed(
@@ -560,22 +539,15 @@ class MaskedSums(PlainSums):
             self._refuse_few(left, left.members, at_least, "gave their numbers")
             if left.members == session.members:
                 return session, signed, gone
-            text, off = list_text(roster.digest, number, left.members), {*session.members}
-            off -= {*left.members}
-            asked = {
-                node: Shorten(
-                    roster.session,
-                    number,
-                    left.members,
-                    tuple(peer for peer in roster.neighbours[node] if peer in off),
-                    _checks_of(roster, node, text),
-                )
-                for node in left.members
-            }
+            off, asked = {*session.members} - {*left.members}, {}
+            for node in left.members:
+                peers = tuple(peer for peer in roster.neighbours[node] if peer in off)
+                asked[node] = Shorten(roster.session, number, left.members, peers)
             answers = self._asked(round, asked)
             for node, (_, keys) in answers.items():
                 gone[node] |= keys
             session, signed = left, {node: each for node, (each, _) in answers.items()}
+            self._check_signatures(round, session, number, signed)
 
     def _shares(
         self, round: Round, session: SumSession, number: int, signed: Mapping[int, bytes]
@@ -583,18 +555,17 @@ class MaskedSums(PlainSums):
         """Return what the members give to open a sum."""
         roster, asked = session.roster, {}
         signers = [node for node in session.members if signed[node]][: roster.needed]
-        signatures = tuple(_text(signed[node]) for node in signers)
+        signatures = tuple(signed[node].hex() for node in signers)
         for node in session.members:
             whose = tuple(sorted(roster.near(node, session.members)))
             senders = tuple(p for p in whose if p != node and node not in self._served)
-            letters = tuple(_text(session.letters[peer][node]) for peer in senders)
+            letters = tuple(session.letters[peer][node].hex() for peer in senders)
             about = roster.session, number, session.members, tuple(signers), signatures
             asked[node] = Open(*about, senders, letters, whose)
         answers = self._asked(round, asked)
         self._served |= answers.keys()
         for node, (_, accused) in answers.items():
-            why = "its letter cannot be opened"
-            self._conflicts |= {(node, other): why for other in accused if other != node}
+            self._conflict(node, accused, "its letter cannot be opened")
         return {node: shares for node, (shares, _) in answers.items()}
 
     def _seeds(
@@ -610,22 +581,38 @@ class MaskedSums(PlainSums):
             # Without one to spare a wrong share of another would be as good a reason.
             sure = len(holders) > session.roster.needed_near
             for holder in holders if sure else [node]:
-                why = "shares of its seed do not fit what it has published"
-                self._conflicts.setdefault((holder, node), why)
+                self._conflicts.setdefault((holder, node), "shares of its seed do not fit")
         if lacking:
             raise SecureSumError(f"what nodes {lacking} have masked cannot be opened")
         return seeds
 
     # --- who is left out ----------------------------------------------------------------------
 
-    def _leave_out(self, round: Round, *, must_leave: bool) -> bool:
-        """Name who breaks the protocol; return whether a sum without some nodes may be opened."""
+    def _conflict(self, node: int, others: Collection[int], why: str) -> None:
+        self._conflicts |= {(node, other): why for other in others if other != node}
+
+    def _check_signatures(
+        self, round: Round, session: SumSession, number: int, signed: dict[int, bytes]
+    ) -> None:
+        """Take out who has not signed the list of the members by its own key."""
+        keys, text = session.roster.keys, list_text(session.roster.digest, number, session.members)
+        for node in [n for n, each in signed.items() if not keys[n].has_signed(text, each)]:
+            del signed[node]
+            round.refuse(node, "its signature of the list of those in the sum is not by its key")
+
+    def _leave_out(self, round: Round, members: Collection[int] | None = None) -> bool:
+        """Name who breaks the protocol; return whether a sum without some nodes may be opened.
+
+        With the `members` of a sum that was opened only those leave who have left it anyway.
+        """
         conflicts, self._conflicts = self._conflicts, {}
         if not conflicts or self._session is None:
             return False
         roster, names = self._session.roster, round.nodes.name
         at_fault, leaving = judged(conflicts.keys(), roster.liars)
-        if len(roster.keys.keys() - at_fault - leaving) < 3:
+        if members is not None:
+            leaving = {accuser for accuser, _ in conflicts} - {*members}
+        elif len(roster.keys.keys() - at_fault - leaving) < 3:
             # Rather one of two than no sum.
             leaving -= {other for node, other in conflicts if node in leaving}
         reasons = dict[int, str]()
@@ -636,7 +623,7 @@ class MaskedSums(PlainSums):
                 reasons[node] = f"{breaks}: {why}"
             if not at_fault & {*pair}:
                 log_warning("conflict", round=round.number, nodes=[*map(names, pair)], reason=why)
-                for node in leaving & {*pair} if must_leave else ():
+                for node in leaving & {*pair}:
                     other = names(pair[node == pair[0]])
                     reasons[node] = f"it is in conflict with node {other}: {why}"
         for node, reason in reasons.items():
@@ -661,12 +648,6 @@ class MaskedSums(PlainSums):
             threshold = f"{self.secure.threshold:.3g} of {of} (at least 3{also})"
             reason = f"{len(there)} of {of} nodes {did}, and the threshold is {threshold}"
             raise SecureSumError(reason)
-
-
-def _checks_of(roster: Roster, node: int, text: bytes) -> Callable[[bytes], bool]:
-    """Return what checks a node's signature of a text; without a key it sends none."""
-    keys = roster.keys[node]
-    return lambda signature: keys.has_signed(text, signature) if keys.signer else not signature
 
 
 def _masked_words(content: RecordDict, layout: Layout) -> Words:

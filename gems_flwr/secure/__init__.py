@@ -13,7 +13,7 @@ from gems_flwr.faces import lazy_face
 
 _NAMES = {
     "fixed_point": "Layout Section Words whole_section",
-    "keys": "KEY_BYTES SHARE_BYTES Signer TrustedKeys draw_neighbours shares_needed",
+    "keys": "KEY_BYTES SHARE_BYTES Signer draw_neighbours load_trusted shares_needed",
     "secure_sum": "SecureSum",
     "session": "AdvertisedKeys NodeSecrets Roster SumSession judged list_text mask",
     "shared_noise": (

@@ -15,7 +15,7 @@ import hashlib
 import itertools
 import math
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -196,11 +196,6 @@ def shares_needed(threshold: float, holders: int) -> int:
 # --- signatures -----------------------------------------------------------------------------
 
 
-def fingerprint(key: bytes) -> str:
-    """Return what a public key is called: 32 hexadecimal digits of its digest."""
-    return hashlib.sha256(key).hexdigest()[:32]
-
-
 def _public_bytes(key: PublicKey) -> bytes:
     form = serialization.PublicFormat.SubjectPublicKeyInfo
     return key.public_bytes(serialization.Encoding.DER, form)
@@ -212,13 +207,13 @@ def is_signed(text: bytes, signature: bytes, public: bytes) -> bool:
         key = serialization.load_der_public_key(public)
         if isinstance(key, Ed25519PublicKey):
             key.verify(signature, text)
-            return True
-        if isinstance(key, EllipticCurvePublicKey):
+        elif isinstance(key, EllipticCurvePublicKey):
             key.verify(signature, text, _ECDSA)
-            return True
-    except (InvalidSignature, ValueError, TypeError, UnsupportedAlgorithm):
-        pass
-    return False
+        else:
+            return False
+    except (InvalidSignature, ValueError, UnsupportedAlgorithm):
+        return False
+    return True
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,30 +240,17 @@ class Signer:
         return cls(_loaded(path, loaders, PrivateKey, None))
 
 
-@dataclass(frozen=True, eq=False)
-class TrustedKeys:
-    """The public keys of the nodes that a node trusts, by fingerprint."""
-
-    names: Collection[str]
-
-    def check(self, public: bytes) -> None:
-        """Refuse a key that is none of these."""
-        if (name := fingerprint(public)) not in self.names:
-            which = f"the key {name!r}" if public else "it does not sign, so its key"
-            raise SecureSumError(f"{which} is not among the {len(self.names)} trusted ones")
-
-    @classmethod
-    def load(cls, path: str | Path) -> TrustedKeys:
-        """Read a public key, or all of a folder (files that end in ``.pub`` or ``.pem``)."""
-        place = Path(path).expanduser()
-        files = [place]
-        if place.is_dir():
-            files = sorted(p for p in place.iterdir() if p.suffix in (".pub", ".pem"))
-        loaders = serialization.load_pem_public_key, serialization.load_ssh_public_key
-        keys = [_loaded(file, loaders, PublicKey) for file in files]
-        if not keys:
-            raise SecureSumError(f"no public key (.pub, .pem) in {path}")
-        return cls({fingerprint(_public_bytes(key)) for key in keys})
+def load_trusted(path: str | Path) -> frozenset[bytes]:
+    """Read a public key, or all of a folder (files that end in ``.pub`` or ``.pem``)."""
+    place = Path(path).expanduser()
+    files = [place]
+    if place.is_dir():
+        files = sorted(p for p in place.iterdir() if p.suffix in (".pub", ".pem"))
+    loaders = serialization.load_pem_public_key, serialization.load_ssh_public_key
+    keys = frozenset(_public_bytes(_loaded(file, loaders, PublicKey)) for file in files)
+    if not keys:
+        raise SecureSumError(f"no public key (.pub, .pem) in {path}")
+    return keys
 
 
 def _loaded(path: str | Path, loaders: tuple[Any, Any], kinds: Any, *password: None) -> Any:

@@ -42,7 +42,6 @@ from gems_flwr.secure.keys import (
     SHARE_BYTES,
     TAG_BYTES,
     Signer,
-    TrustedKeys,
     agreed_key,
     derived,
     draw_neighbours,
@@ -174,17 +173,17 @@ class AdvertisedKeys:
         named = dataclasses.replace(self, signer=signer.public)
         return dataclasses.replace(named, signature=signer.sign(named._signed_text(session)))
 
-    def check(self, session: str, trusted: TrustedKeys | None = None) -> None:
+    def check(self, session: str, trusted: Collection[bytes] | None = None) -> None:
         """Refuse a key that hides nothing, or that is not signed for, where signatures count."""
         agreed_key(_ANY_SEED, self.channel, b"")
-        if trusted is not None:
-            trusted.check(self.signer)
-        if self.signer and not self.has_signed(self._signed_text(session), self.signature):
+        if trusted is not None and self.signer not in trusted:
+            raise SecureSumError(f"its signing key is not among the {len(trusted)} trusted ones")
+        if not self.has_signed(self._signed_text(session), self.signature):
             raise SecureSumError("the signature of its keys is not by the key that it names")
 
     def has_signed(self, text: bytes, signature: bytes) -> bool:
-        """Return whether a signature is the node's."""
-        return is_signed(text, signature, self.signer)
+        """Return whether a signature is the node's; of one without a key it is empty."""
+        return is_signed(text, signature, self.signer) if self.signer else not signature
 
     def _signed_text(self, session: str) -> bytes:
         return b"".join([b"keys ", session.encode(), b" ", self.channel, *self.digests])
@@ -254,14 +253,19 @@ class Roster:
         return shares_needed(self.threshold, len(self.keys))
 
     @property
+    def degree_drawn(self) -> int:
+        """How many neighbours each node has."""
+        return len(self.neighbours[min(self.keys)])
+
+    @property
     def needed_near(self) -> int:
         """Fewest of a node and its neighbours in a sum, and fewest shares of a seed."""
-        return shares_needed(self.threshold, len(next(iter(self.neighbours.values()))) + 1)
+        return shares_needed(self.threshold, self.degree_drawn + 1)
 
     @property
     def liars(self) -> int:
         """How many of a neighbourhood may collude with the server: one less than it takes."""
-        return max(1, 2 * self.needed_near - len(next(iter(self.neighbours.values()))) - 2)
+        return max(1, 2 * self.needed_near - self.degree_drawn - 2)
 
     def near(self, node: int, members: Collection[int]) -> set[int]:
         """Return which members a node shares masks with, and itself if it is one."""
@@ -336,18 +340,12 @@ class NodeSecrets:
         label = b"pair " + roster.digest
         roots = {p: agreed_key(self.seed, roster.keys[p].channel, label) for p in peers}
         letters = {peer: sealed(_letter_key(roots[peer], index), held[peer]) for peer in peers}
-        joined = dataclasses.replace(
-            self,
-            seed=b"",
-            roster=roster,
-            index=index,
-            roots=roots,
-            letter_keys={peer: _letter_key(root, peer) for peer, root in roots.items()},
-            held={index: held[index]},
-        )
-        return joined, letters
+        keys = {peer: _letter_key(root, peer) for peer, root in roots.items()}
+        own = {index: held[index]}
+        joined = dataclasses.replace(self, seed=b"", roster=roster, index=index, roots=roots)
+        return dataclasses.replace(joined, letter_keys=keys, held=own), letters
 
-    def suspects(self, roster: Roster, trusted: TrustedKeys | None) -> dict[int, str]:
+    def suspects(self, roster: Roster, trusted: Collection[bytes] | None) -> dict[int, str]:
         """Return whose keys this node does not accept, and why."""
         found = {}
         for node, keys in roster.keys.items():
@@ -358,39 +356,37 @@ class NodeSecrets:
                 found[node] = str(error)
         return found
 
-    def masked(
-        self, number: int, layout: Layout, words: Words, members: Collection[int]
-    ) -> tuple[NodeSecrets, Words]:
-        """Return numbers under masks, once for each sum, if enough nodes are to be in it."""
-        roster = self._joined()
+    def entered(self, number: int, members: Collection[int]) -> NodeSecrets:
+        """Agree to be in a sum with others, if there are enough; then numbers are masked."""
+        roster = self.joined
         if not self.number < number < roster.sums:
             raise SecureSumError(f"sum {number} of this session is masked already, or none of it")
         listed = self._agreed(members, roster.keys)
-        total = words + _own_mask(self.own_seeds[number], layout)
         roots = self.roots
         for _ in range(self.number + 1, number):
             roots = _next(roots)
         pairs = {p: derived(root, b"mask") for p, root in roots.items() if p in listed}
-        for peer, key in pairs.items():
+        there, roots = tuple(sorted(listed)), _next(roots)
+        return dataclasses.replace(
+            self, roots=roots, number=number, members=there, pairs=pairs, is_open=False
+        )
+
+    def masked(self, layout: Layout, words: Words) -> tuple[NodeSecrets, Words]:
+        """Return numbers under the masks of the sum that was entered."""
+        total = words + _own_mask(self.own_seeds[self.number], layout)
+        for peer, key in self.pairs.items():
             common = mask(key, layout)
             # The smaller number adds what the larger one takes away.
             total = total + common if self.index < peer else total - common
-        # Its seeds are of no more use to the node: its neighbours have the shares.
-        used = dataclasses.replace(
-            self,
-            own_seeds=(*[b""] * (number + 1), *self.own_seeds[number + 1 :]),
-            roots=_next(roots),
-            number=number,
-            members=tuple(sorted(listed)),
-            pairs=pairs,
-            is_open=False,
-        )
-        return used, layout.reduced(total)
+        # Its own seed is of no more use to the node: its neighbours have the shares.
+        done = self.number + 1
+        seeds = (*[b""] * done, *self.own_seeds[done:])
+        return dataclasses.replace(self, own_seeds=seeds), layout.reduced(total)
 
     @property
     def list_text(self) -> bytes:
         """What the node signs of the list that it has agreed to."""
-        return list_text(self._joined().digest, self.number, self.members)
+        return list_text(self.joined.digest, self.number, self.members)
 
     def narrowed(
         self, number: int, members: Collection[int]
@@ -419,8 +415,8 @@ class NodeSecrets:
         signers = None
         if is_checked:
             text, keys = self.list_text, roster.keys
-            said = {node: each for node, each in signatures.items() if node in keys}
-            signers = [node for node, each in said.items() if keys[node].has_signed(text, each)]
+            signers = [n for n in keys.keys() & signatures.keys() if keys[n].signer]
+            signers = [n for n in signers if keys[n].has_signed(text, signatures[n])]
         check_opening(members, self.members, signers, roster.needed)
         held = dict(self.held)
         for peer in (letters.keys() & self.letter_keys.keys()) - held.keys():
@@ -435,7 +431,9 @@ class NodeSecrets:
         done = dataclasses.replace(self, held=left, pairs={}, is_open=True)
         return done, shares, [peer for peer in near if peer not in held]
 
-    def _joined(self) -> Roster:
+    @property
+    def joined(self) -> Roster:
+        """The roster; a node that has not joined has agreed to nothing."""
         if self.roster is None:
             raise SecureSumError("this node has not joined the session")
         return self.roster
@@ -444,10 +442,10 @@ class NodeSecrets:
         if number != self.number or self.is_open:
             state = "opened on this node already" if self.number >= number >= 0 else "not masked"
             raise SecureSumError(f"sum {number} of this session is {state}")
-        return self._joined()
+        return self.joined
 
     def _agreed(self, members: Collection[int], among: Collection[int]) -> frozenset[int]:
-        roster = self._joined()
+        roster = self.joined
         listed = agreed(members, self.index, among, roster.needed)
         if (count := len(roster.near(self.index, listed))) < (needed := roster.needed_near):
             few = f"{count} nodes of the neighbourhood are in the sum"
@@ -496,15 +494,10 @@ class SumSession:
     """A session as the server knows it; nodes have numbers."""
 
     roster: Roster
-    # By sender and receiver, the sealed shares; who takes part in the next sum; sums so far.
-    letters: Mapping[int, Mapping[int, bytes]]
+    # Who takes part in the next sum; by sender and receiver, the sealed shares; sums so far.
     members: tuple[int, ...]
+    letters: Mapping[int, Mapping[int, bytes]] = field(default_factory=dict)
     used: int = 0
-
-    @classmethod
-    def begin(cls, roster: Roster) -> SumSession:
-        """Begin with all who have advertised keys."""
-        return cls(roster, {}, tuple(sorted(roster.keys)))
 
     @property
     def letter_bytes(self) -> int:

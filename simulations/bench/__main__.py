@@ -204,10 +204,10 @@ def _session(nodes: int, numbers: int) -> tuple[Callable[[], Any], Callable[[], 
     """Return what masks one node's numbers, and what adds as many once."""
     begun = [NodeSecrets.begin("bench", 1) for _ in range(nodes)]
     roster = Roster("bench", 2 / 3, None, {i: secrets.own for i, secrets in enumerate(begun)})
-    node, _ = begun[0].join(roster)
+    node = begun[0].join(roster)[0].entered(0, range(nodes))
     layout = Layout([Section("numbers", (numbers,), 1.0)], nodes)
     words = layout.encode({"numbers": np.full(numbers, 0.5)})
-    return lambda: node.masked(0, layout, words, range(nodes)), lambda: words + words
+    return lambda: node.masked(layout, words), lambda: words + words
 
 
 def sums(quick: bool) -> Iterator[Row]:

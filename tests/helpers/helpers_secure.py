@@ -103,7 +103,7 @@ class Play:
             self.keep(node, secrets)
             if node not in lost:
                 keys[node] = secrets.own
-        self.server = SumSession.begin(self.roster(keys))
+        self.server = SumSession(self.roster(keys), tuple(sorted(keys)))
         return self
 
     def roster(self, keys):
@@ -120,7 +120,8 @@ class Play:
             if number == 0:
                 self.join(node)
             there = self.server.members if members is None else members
-            secrets, masked[node] = self.of(node).masked(number, layout, words[node], there)
+            secrets = self.of(node).entered(number, there)
+            secrets, masked[node] = secrets.masked(layout, words[node])
             self.keep(node, secrets)
         return masked
 

@@ -100,8 +100,8 @@ def test_a_node_masks_once_agrees_to_shorter_lists_and_opens_once():
     node = play.of(0)
     for ask, why in [
         (lambda: node.join(play.server.roster), "has joined before"),
-        (lambda: node.masked(0, layout, words[0], range(6)), "masked already"),
-        (lambda: node.masked(1, layout, words[0], range(6)), "masked already, or none of it"),
+        (lambda: node.entered(0, range(6)), "masked already"),
+        (lambda: node.entered(1, range(6)), "masked already, or none of it"),
         (lambda: node.narrowed(0, [1, 2, 3, 4]), "not in that sum"),
         (lambda: node.narrowed(0, [0, 1, 2, 3, 9]), r"nodes \[9\] were not in that sum"),
         (lambda: node.opened(0, [0, 1, 2, 3], {}, {}, is_checked=False), "to another list"),
