@@ -4,19 +4,14 @@
 digits, every summand under masks. A session of keys (`gems_flwr.secure.session`) serves several
 sums. Who is lost on the way is named; below the threshold nothing is opened.
 
-===========  =======================================  ============================================
-message      what it says                             what the node answers
-===========  =======================================  ============================================
-`Keys`       the session, and for how many sums       its public keys
-``masks``    which sum, who is in it; at first the    the masked summand, in the place of the
-             roster with all keys; beside an          plain one (`answer_masked`); its signature
-             ordinary question                        of the list; at first a letter for each
-                                                      neighbour
-`Shorten`    if a node was lost, a shorter list       its signature of that; keys of the masks in
-                                                      common with those who are off it
-`Open`       the list, enough signatures of it; at    shares of the own masks of those on it, and
-             first the letters                        whose letters cannot be opened
-===========  =======================================  ============================================
+1. `Keys`: the session, and for how many sums. A node answers with its public keys.
+2. ``masks``, beside an ordinary question: which sum, who is in it, at first the roster with all
+   keys. The masked summand stands in the place of the plain one (`answer_masked`), beside it the
+   signature of the list of those in the sum, and at first a sealed letter for each neighbour.
+3. `Shorten`, where a node was lost: a shorter list. The answer is its signature, and the keys of
+   masks in common with those who are off it.
+4. `Open`: the list, enough signatures of it, at first the letters. The answer are shares of the own
+   masks of those on the list, and whose letters cannot be opened.
 
 A node keeps its secrets in its state in Flower and forgets each as soon as it is used; whether its
 answer will be masked it knows from these, not from the server's word. Where its ``--node-config``
@@ -111,12 +106,12 @@ class _Step(Question[T]):
     session: str
 
     def __post_init__(self) -> None:
-        sums = getattr(self, "sums", 1)
+        sums, number = getattr(self, "sums", 1), getattr(self, "number", 0)
         fits = isinstance(self.session, str) and 0 < len(self.session) <= 100
         rules = {
             "session": (fits, "a text of 1 to 100 characters"),
             "sums": (type(sums) is int and 1 <= sums <= MAX_SUMS, f"from 1 to {MAX_SUMS}"),
-            "number": (type(getattr(self, "number", 0)) is int, "a whole number"),
+            "number": (type(number) is int, "a whole number"),
         }
         for name in ("members", "signers", "senders"):
             nodes = getattr(self, name, ())
@@ -450,7 +445,10 @@ class MaskedSums(PlainSums):
         session, signed, gone = self._agreed(round, session, number, signed, at_least)
         shares = self._shares(round, session, number, signed)
         self._refuse_few(session, shares, 0, "would open it")
-        seeds = self._seeds(session, number, shares)
+        seeds, conflicts = session.seeds(number, shares)
+        self._conflicts = dict.fromkeys(conflicts, "shares of a seed do not fit") | self._conflicts
+        if lacking := sorted({*session.members} - seeds.keys()):
+            raise SecureSumError(f"what nodes {lacking} have masked cannot be opened")
         masked = {node: answer.words for node, answer in answers.items()}
         words = session.total(layout, masked, seeds, gone)
         self._session = session.with_members(shares)
@@ -477,7 +475,7 @@ class MaskedSums(PlainSums):
         for node in [n for n, k in keys.items() if max(used[k.channel], used[k.signer]) > 1]:
             round.refuse(node, "it is in conflict: another node has the same key")
             del keys[node]
-        roster = Roster(name, self.secure.threshold, self.secure.neighbours, keys)
+        roster = Roster(name, float(self.secure.threshold), self.secure.neighbours, keys)
         return SumSession(roster, tuple(sorted(keys)))
 
     def _masked(
@@ -567,24 +565,6 @@ class MaskedSums(PlainSums):
         for node, (_, accused) in answers.items():
             self._conflict(node, accused, "its letter cannot be opened")
         return {node: shares for node, (shares, _) in answers.items()}
-
-    def _seeds(
-        self, session: SumSession, number: int, shares: Mapping[int, Mapping[int, bytes]]
-    ) -> dict[int, bytes]:
-        """Return the seeds of the members' own masks; conflicts where one cannot be found."""
-        seeds, conflicts = session.seeds(number, shares)
-        for pair in conflicts:
-            self._conflicts[pair] = "a share does not fit the others"
-        lacking = sorted({*session.members} - seeds.keys())
-        for node in lacking:
-            holders = [h for h, given in shares.items() if node in given]
-            # Without one to spare a wrong share of another would be as good a reason.
-            sure = len(holders) > session.roster.needed_near
-            for holder in holders if sure else [node]:
-                self._conflicts.setdefault((holder, node), "shares of its seed do not fit")
-        if lacking:
-            raise SecureSumError(f"what nodes {lacking} have masked cannot be opened")
-        return seeds
 
     # --- who is left out ----------------------------------------------------------------------
 

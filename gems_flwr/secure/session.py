@@ -29,6 +29,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import chain
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
@@ -106,9 +107,8 @@ def agreed(
         raise SecureSumError("this node's numbers are not in that sum, so it opens nothing")
     if added := sorted(listed - frozenset(among)):
         raise SecureSumError(f"nodes {added} were not in that sum before")
-    if len(listed) < needed:
-        few = f"{len(listed)} nodes are in the sum"
-        raise SecureSumError(f"{few}, it takes {needed}: nothing is opened")
+    if (count := len(listed)) < needed:
+        raise SecureSumError(f"{count} nodes are in the sum, it takes {needed}: nothing is opened")
     return listed
 
 
@@ -122,8 +122,8 @@ def check_opening(
     if set(members) != set(current):
         raise SecureSumError("this node has agreed to another list of those in the sum")
     if signers is not None and (count := len(set(signers) & set(members))) < needed:
-        few = f"{count} nodes have confirmed who is in the sum"
-        raise SecureSumError(f"{few}, it takes {needed} to open it")
+        few = f"{count} nodes have confirmed who is in the sum, it takes {needed} to open it"
+        raise SecureSumError(few)
 
 
 def list_text(digest: bytes, number: int, members: Collection[int]) -> bytes:
@@ -138,15 +138,10 @@ def judged(conflicts: Collection[tuple[int, int]], liars: int) -> tuple[set[int]
     What is left is one node's word against another's: no one is blamed, and as few as possible are
     to leave, both of two that are in conflict with each other alone.
     """
-
-    def met(pairs: Collection[frozenset[int]]) -> Counter[int]:
-        return Counter(node for pair in pairs for node in pair)
-
-    pairs = {frozenset(pair) for pair in conflicts}
-    at_fault = {node for node, others in met(pairs).items() if others > liars}
-    leaving = set[int]()
+    pairs, leaving = {frozenset(pair) for pair in conflicts}, set[int]()
+    at_fault = {node for node, others in Counter(chain(*pairs)).items() if others > liars}
     while rest := {pair for pair in pairs if not pair & (at_fault | leaving)}:
-        [(worst, others)] = met(rest).most_common(1)
+        [(worst, others)] = Counter(chain(*rest)).most_common(1)
         leaving |= {worst} if others > 1 else frozenset().union(*rest)
     return at_fault, leaving
 
@@ -227,10 +222,9 @@ class Roster:
             raise SecureSumError(f"a node shares masks with {least}, got {self.degree}")
         if len({len(keys.digests) for keys in every}) > 1:
             raise SecureSumError("nodes have keys for different numbers of sums")
-        signers = [keys.signer for keys in every if keys.signer]
-        for what in ([keys.channel for keys in every], signers):
-            if len(set(what)) < len(what):
-                raise SecureSumError("two nodes advertise the same key, or sign with the same key")
+        public = [key for keys in every for key in (keys.channel, keys.signer) if key]
+        if len(set(public)) < len(public):
+            raise SecureSumError("two nodes advertise the same key, or sign with the same key")
 
     @property
     def sums(self) -> int:
@@ -270,10 +264,6 @@ class Roster:
     def near(self, node: int, members: Collection[int]) -> set[int]:
         """Return which members a node shares masks with, and itself if it is one."""
         return {node, *self.neighbours[node]} & set(members)
-
-    def lonely(self, members: Collection[int]) -> set[int]:
-        """Return the members whose own masks the others on the list could not open."""
-        return {node for node in members if len(self.near(node, members)) < self.needed_near}
 
     def to_json(self) -> str:
         """Return all of it as text."""
@@ -506,9 +496,9 @@ class SumSession:
 
     def with_members(self, nodes: Collection[int]) -> SumSession:
         """Go on with some nodes, without those whose neighbours are too few."""
-        members = set(nodes)
-        while lonely := self.roster.lonely(members):
-            members -= lonely
+        members, near = set(nodes), self.roster.near
+        while few := {n for n in members if len(near(n, members)) < self.roster.needed_near}:
+            members -= few
         return dataclasses.replace(self, members=tuple(sorted(members)))
 
     def is_quorum(self, nodes: Collection[int]) -> bool:
@@ -521,8 +511,8 @@ class SumSession:
     ) -> tuple[dict[int, bytes], set[tuple[int, int]]]:
         """Return seeds of own masks that shares, by holder and owner, belong to; and conflicts.
 
-        Where a holder's share does not fit, it or the owner lies. Owners whose shares fit nothing
-        that they have published are left out.
+        Where a holder's share does not fit, it or the owner lies; owners whose shares fit nothing
+        that they have published are not among the seeds.
         """
         found, conflicts, doubts = dict[int, bytes](), set[tuple[int, int]](), Counter[int]()
         for node in self.members:
@@ -538,6 +528,9 @@ class SumSession:
                     partial(_has_digest, digest),
                 )
             except SecureSumError:
+                # Without one to spare a wrong share of another would be as good a reason.
+                sure = len(places) > self.roster.needed_near
+                conflicts |= {(holder, node) for holder in (places if sure else [node])}
                 continue
             doubts.update(holders[place] for place in wrong)
             conflicts |= {(holders[place], node) for place in wrong}
