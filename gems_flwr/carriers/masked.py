@@ -72,7 +72,6 @@ from gems_flwr.secure import (
     SumSession,
     Words,
     judged,
-    list_text,
     load_trusted,
 )
 
@@ -430,22 +429,21 @@ class MaskedSums(PlainSums):
         session = self._ready(round, nodes)
         self._server_round = round.number
         # Counted before it is asked: whatever happens, no node masks twice for one number.
-        number, used = session.used, session.used + 1
-        self._session = session = dataclasses.replace(session, used=used)
+        self._session = session = dataclasses.replace(session, number=session.number + 1)
         layout = Layout(sections, nodes=len(session.members))
-        answers = self._masked(round, question, session, number, layout)
-        if number == 0:
+        answers = self._masked(round, question, session, layout)
+        if session.number == 0:
             letters = {
                 node: dict(zip(session.roster.neighbours[node], answer.letters, strict=True))
                 for node, answer in answers.items()
             }
             session = dataclasses.replace(session, letters=letters)
         signed = {node: answer.signature for node, answer in answers.items()}
-        self._check_signatures(round, session, number, signed)
-        session, signed, gone = self._agreed(round, session, number, signed, at_least)
-        shares = self._shares(round, session, number, signed)
+        self._check_signatures(round, session, signed)
+        session, signed, gone = self._agreed(round, session, signed, at_least)
+        shares = self._shares(round, session, signed)
         self._refuse_few(session, shares, 0, "would open it")
-        seeds, conflicts = session.seeds(number, shares)
+        seeds, conflicts = session.seeds(shares)
         self._conflicts = dict.fromkeys(conflicts, "shares of a seed do not fit") | self._conflicts
         if lacking := sorted({*session.members} - seeds.keys()):
             raise SecureSumError(f"what nodes {lacking} have masked cannot be opened")
@@ -463,7 +461,7 @@ class MaskedSums(PlainSums):
         session = self._session
         # Who was lost may be back in the next round, and needs new keys then.
         same = session is not None and self._server_round == round.number
-        if session and session.used < self.sums and (same or nodes <= {*session.members}):
+        if session and session.number + 1 < self.sums and (same or nodes <= {*session.members}):
             fewer = session.with_members(nodes & {*session.members})
             if nodes <= session.roster.keys.keys() and fewer.is_quorum(fewer.members):
                 return fewer
@@ -483,25 +481,26 @@ class MaskedSums(PlainSums):
         round: Round,
         question: SumQuestion,
         session: SumSession,
-        number: int,
         layout: Layout,
     ) -> dict[int, _Masked]:
         """Ask the question under masks; return the answers by id."""
         roster = session.roster
-        joining = roster.to_json() if number == 0 else None
-        masks = {_TEXT: json.dumps([roster.session, number, session.members, joining])}
-        peers = roster.degree_drawn if number == 0 else 0
+        first = session.number == 0
+        about = roster.session, session.number, session.members, roster.to_json() if first else None
+        masks = {_TEXT: json.dumps(about)}
+        peers, size = roster.degree_drawn if first else 0, roster.letter_bytes
 
         def read(_: object, content: RecordDict) -> _Masked | tuple[list[int], str]:
             if _ACCUSED in content.get(_SECURE, {}):
                 return _read_accused(content, roster.keys), readable(_entry(content, _WHY, str))
-            words, note = _masked_words(content, layout), question.note(content)
+            words = layout.unpack(summand_words(content) or b"")
             letters = _entry(content, _LETTERS, list)
             sizes = [len(each) if isinstance(each, bytes) else -1 for each in letters]
-            if sizes != [session.letter_bytes] * peers:
-                wanted = f"{peers} of {session.letter_bytes} bytes"
+            if sizes != [size] * peers:
+                wanted = f"{peers} of {size} bytes"
                 raise BadReplyError(f"'{_LETTERS}' must be {wanted}, got {shown(letters)}")
-            return _Masked(words, note, letters, _entry(content, _SIGNATURE, bytes))
+            signature = _entry(content, _SIGNATURE, bytes)
+            return _Masked(words, question.note(content), letters, signature)
 
         names = [round.nodes.name(node) for node in session.members]
         replies = round.exchange(
@@ -522,7 +521,6 @@ class MaskedSums(PlainSums):
         self,
         round: Round,
         session: SumSession,
-        number: int,
         signed: dict[int, bytes],
         at_least: int,
     ) -> tuple[SumSession, dict[int, bytes], dict[int, dict[int, bytes]]]:
@@ -540,15 +538,15 @@ class MaskedSums(PlainSums):
             off, asked = {*session.members} - {*left.members}, {}
             for node in left.members:
                 peers = tuple(peer for peer in roster.neighbours[node] if peer in off)
-                asked[node] = Shorten(roster.session, number, left.members, peers)
+                asked[node] = Shorten(roster.session, session.number, left.members, peers)
             answers = self._asked(round, asked)
             for node, (_, keys) in answers.items():
                 gone[node] |= keys
             session, signed = left, {node: each for node, (each, _) in answers.items()}
-            self._check_signatures(round, session, number, signed)
+            self._check_signatures(round, session, signed)
 
     def _shares(
-        self, round: Round, session: SumSession, number: int, signed: Mapping[int, bytes]
+        self, round: Round, session: SumSession, signed: Mapping[int, bytes]
     ) -> dict[int, dict[int, bytes]]:
         """Return what the members give to open a sum."""
         roster, asked = session.roster, {}
@@ -558,7 +556,7 @@ class MaskedSums(PlainSums):
             whose = tuple(sorted(roster.near(node, session.members)))
             senders = tuple(p for p in whose if p != node and node not in self._served)
             letters = tuple(session.letters[peer][node].hex() for peer in senders)
-            about = roster.session, number, session.members, tuple(signers), signatures
+            about = roster.session, session.number, session.members, tuple(signers), signatures
             asked[node] = Open(*about, senders, letters, whose)
         answers = self._asked(round, asked)
         self._served |= answers.keys()
@@ -572,10 +570,10 @@ class MaskedSums(PlainSums):
         self._conflicts |= {(node, other): why for other in others if other != node}
 
     def _check_signatures(
-        self, round: Round, session: SumSession, number: int, signed: dict[int, bytes]
+        self, round: Round, session: SumSession, signed: dict[int, bytes]
     ) -> None:
         """Take out who has not signed the list of the members by its own key."""
-        keys, text = session.roster.keys, list_text(session.roster.digest, number, session.members)
+        keys, text = session.roster.keys, session.list_text
         for node in [n for n, each in signed.items() if not keys[n].has_signed(text, each)]:
             del signed[node]
             round.refuse(node, "its signature of the list of those in the sum is not by its key")
@@ -628,12 +626,3 @@ class MaskedSums(PlainSums):
             threshold = f"{self.secure.threshold:.3g} of {of} (at least 3{also})"
             reason = f"{len(there)} of {of} nodes {did}, and the threshold is {threshold}"
             raise SecureSumError(reason)
-
-
-def _masked_words(content: RecordDict, layout: Layout) -> Words:
-    """Validate a masked summand, of which there is nothing to see but its length."""
-    data = summand_words(content) or b""
-    if len(data) != layout.size_bytes:
-        got = f"{layout.size_bytes} bytes, got {len(data)}"
-        raise BadReplyError(f"a masked summand must have {got}")
-    return layout.unpack(data)

@@ -15,7 +15,7 @@ _NAMES = {
     "fixed_point": "Layout Section Words whole_section",
     "keys": "KEY_BYTES SHARE_BYTES Signer draw_neighbours load_trusted shares_needed",
     "secure_sum": "SecureSum",
-    "session": "AdvertisedKeys NodeSecrets Roster SumSession judged list_text mask",
+    "session": "AdvertisedKeys NodeSecrets Roster SumSession judged mask",
     "shared_noise": (
         "DELTA_PART EPSILON_PART LARGEST SMALLEST_SHARE SharedNoise discrete_gaussian "
         "epsilon_cost squared_mu_of tail"

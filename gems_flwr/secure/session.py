@@ -154,7 +154,7 @@ class AdvertisedKeys:
     # node's own mask.
     channel: bytes
     digests: tuple[bytes, ...]
-    # Public key that it signs with, and the signature of `_signed_text`; or empty.
+    # Public key that it signs with, and the signature of `signed_text`; or empty.
     signer: bytes = b""
     signature: bytes = b""
 
@@ -163,24 +163,20 @@ class AdvertisedKeys:
         if not fits or max(len(self.signer), len(self.signature)) > MAX_SIGNATURE_BYTES:
             raise SecureSumError("the keys that a node advertises do not have the right lengths")
 
-    def signed_by(self, session: str, signer: Signer) -> AdvertisedKeys:
-        """Return the same with a signature, which holds for a session."""
-        named = dataclasses.replace(self, signer=signer.public)
-        return dataclasses.replace(named, signature=signer.sign(named._signed_text(session)))
-
     def check(self, session: str, trusted: Collection[bytes] | None = None) -> None:
         """Refuse a key that hides nothing, or that is not signed for, where signatures count."""
         agreed_key(_ANY_SEED, self.channel, b"")
         if trusted is not None and self.signer not in trusted:
             raise SecureSumError(f"its signing key is not among the {len(trusted)} trusted ones")
-        if not self.has_signed(self._signed_text(session), self.signature):
+        if not self.has_signed(self.signed_text(session), self.signature):
             raise SecureSumError("the signature of its keys is not by the key that it names")
 
     def has_signed(self, text: bytes, signature: bytes) -> bool:
         """Return whether a signature is the node's; of one without a key it is empty."""
         return is_signed(text, signature, self.signer) if self.signer else not signature
 
-    def _signed_text(self, session: str) -> bytes:
+    def signed_text(self, session: str) -> bytes:
+        """Return what the signature is of."""
         return b"".join([b"keys ", session.encode(), b" ", self.channel, *self.digests])
 
     def to_text(self) -> str:
@@ -211,25 +207,33 @@ class Roster:
     keys: Mapping[int, AdvertisedKeys]
 
     def __post_init__(self) -> None:
-        every = list(self.keys.values())
-        # The sum of two shows each the other's numbers.
-        if len(every) < 3:
-            raise SecureSumError(f"a secure sum takes three nodes at least, got {len(every)}")
-        if not 0.5 < self.threshold <= 1:
-            raise SecureSumError(f"the threshold must be above a half, to 1: {self.threshold}")
-        if self.degree is not None and self.degree < FEWEST_NEIGHBOURS:
-            least = f"at least {FEWEST_NEIGHBOURS} neighbours"
-            raise SecureSumError(f"a node shares masks with {least}, got {self.degree}")
-        if len({len(keys.digests) for keys in every}) > 1:
-            raise SecureSumError("nodes have keys for different numbers of sums")
+        every, at_least = list(self.keys.values()), FEWEST_NEIGHBOURS
         public = [key for keys in every for key in (keys.channel, keys.signer) if key]
-        if len(set(public)) < len(public):
-            raise SecureSumError("two nodes advertise the same key, or sign with the same key")
+        few = self.degree is not None and self.degree < at_least
+        problems = {
+            # The sum of two shows each the other's numbers.
+            f"a secure sum takes three nodes at least, got {len(every)}": len(every) < 3,
+            f"the threshold must be above a half, to 1: {self.threshold}": not 0.5
+            < self.threshold
+            <= 1,
+            f"masks are shared with at least {at_least} neighbours, got {self.degree}": few,
+            "nodes have keys for different numbers of sums": len({len(e.digests) for e in every})
+            > 1,
+            "two nodes advertise or sign with the same key": len({*public}) < len(public),
+        }
+        for problem, is_there in problems.items():
+            if is_there:
+                raise SecureSumError(problem)
 
     @property
     def sums(self) -> int:
         """For how many sums there are keys."""
         return len(next(iter(self.keys.values())).digests)
+
+    @property
+    def letter_bytes(self) -> int:
+        """Bytes of a letter: a share for each sum, sealed."""
+        return SHARE_BYTES * self.sums + TAG_BYTES
 
     @cached_property
     def digest(self) -> bytes:
@@ -309,7 +313,9 @@ class NodeSecrets:
         """Draw the secrets of a session for so many sums."""
         seed, own_seeds = new_seed(), tuple(new_seed() for _ in range(sums))
         own = AdvertisedKeys(public_key(seed), tuple(map(_digest, own_seeds)))
-        own = own if signer is None else own.signed_by(session, signer)
+        if signer is not None:
+            own = dataclasses.replace(own, signer=signer.public)
+            own = dataclasses.replace(own, signature=signer.sign(own.signed_text(session)))
         return cls(session, seed, own_seeds, own)
 
     def join(self, roster: Roster) -> tuple[NodeSecrets, dict[int, bytes]]:
@@ -411,9 +417,8 @@ class NodeSecrets:
         held = dict(self.held)
         for peer in (letters.keys() & self.letter_keys.keys()) - held.keys():
             with contextlib.suppress(SecureSumError):
-                text = unsealed(self.letter_keys[peer], letters[peer])
-                if len(text) == SHARE_BYTES * roster.sums:
-                    held[peer] = text
+                if len(letters[peer]) == roster.letter_bytes:
+                    held[peer] = unsealed(self.letter_keys[peer], letters[peer])
         start, end = SHARE_BYTES * number, SHARE_BYTES * (number + 1)
         near = sorted(roster.near(self.index, members))
         shares = {peer: held[peer][start:end] for peer in near if peer in held}
@@ -484,15 +489,10 @@ class SumSession:
     """A session as the server knows it; nodes have numbers."""
 
     roster: Roster
-    # Who takes part in the next sum; by sender and receiver, the sealed shares; sums so far.
+    # Who takes part in the next sum; by sender and receiver, the sealed shares; the last sum.
     members: tuple[int, ...]
     letters: Mapping[int, Mapping[int, bytes]] = field(default_factory=dict)
-    used: int = 0
-
-    @property
-    def letter_bytes(self) -> int:
-        """Bytes of a letter: a share for each sum, sealed."""
-        return SHARE_BYTES * self.roster.sums + TAG_BYTES
+    number: int = -1
 
     def with_members(self, nodes: Collection[int]) -> SumSession:
         """Go on with some nodes, without those whose neighbours are too few."""
@@ -506,8 +506,13 @@ class SumSession:
         lacking = (len(self.roster.near(each, nodes)) for each in self.members)
         return len(nodes) >= self.roster.needed and min(lacking) >= self.roster.needed_near
 
+    @property
+    def list_text(self) -> bytes:
+        """What nodes sign of the list of members."""
+        return list_text(self.roster.digest, self.number, self.members)
+
     def seeds(
-        self, number: int, shares: Mapping[int, Mapping[int, bytes]]
+        self, shares: Mapping[int, Mapping[int, bytes]]
     ) -> tuple[dict[int, bytes], set[tuple[int, int]]]:
         """Return seeds of own masks that shares, by holder and owner, belong to; and conflicts.
 
@@ -520,7 +525,7 @@ class SumSession:
             given = {h: shares[h][node] for h in holders if node in shares.get(h, {})}
             # Whose shares were wrong before comes last.
             places = sorted(given, key=lambda holder: doubts[holder])
-            digest = self.roster.keys[node].digests[number]
+            digest = self.roster.keys[node].digests[self.number]
             try:
                 found[node], wrong = join_shares(
                     {holders.index(holder): given[holder] for holder in places},

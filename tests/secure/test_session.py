@@ -26,6 +26,11 @@ def ready(nodes, **options):
     return Play(nodes, **options).advertise()
 
 
+def opened(play):
+    """Return the session of which the first sum is to be opened."""
+    return dataclasses.replace(play.server, number=0)
+
+
 def layout_for(nodes, bits=(32, 16, 13, 64)):
     return Layout(
         [Section(f"part {b}", (5,), bound=10.0, bits=b) for b in bits if 2 ** (b - 1) > 3 * nodes],
@@ -85,8 +90,8 @@ def test_below_the_threshold_no_node_agrees_and_too_few_shares_open_nothing():
         play.of(2).narrowed(0, [2, 3, 4])
     shares = play.reveal(0, set(masked))
     for few in ([], [0, 1, 2]):
-        assert not play.server.seeds(0, {i: shares[i] for i in few})[0]
-    seeds, _ = play.server.seeds(0, {i: shares[i] for i in (0, 2, 3, 4)})
+        assert not opened(play).seeds({i: shares[i] for i in few})[0]
+    seeds, _ = opened(play).seeds({i: shares[i] for i in (0, 2, 3, 4)})
     assert (play.server.total(layout, masked, seeds, {}) == layout.add(words)).all()
 
 
@@ -143,11 +148,11 @@ def test_wrong_shares_are_noticed_done_without_and_a_conflict():
     shares = play.reveal(0, set(masked))
     for liar in (0, 1):
         shares[liar] = {node: bytes(17) for node in shares[liar]}
-    seeds, conflicts = play.server.seeds(0, shares)
+    seeds, conflicts = opened(play).seeds(shares)
     assert (play.server.total(layout, masked, seeds, {}) == layout.add(words)).all()
     assert judged(conflicts, play.server.roster.liars)[0] == {0, 1}
     shares[2] = {node: bytes(17) for node in shares[2]}
-    assert not play.server.seeds(0, shares)[0]
+    assert not opened(play).seeds(shares)[0]
 
 
 def test_a_letter_that_was_changed_or_swapped_is_of_no_use_and_its_sender_named():
