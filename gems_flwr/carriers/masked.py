@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from gems_flwr.node import Node, NodeOptions
     from gems_flwr.node.limits import NodeLimits
 
-# Many more than a round of any strategy has use for; each costs a node two keys.
+# Many more than a round of any strategy has use for; each costs a node a digest and a share per neighbour.
 MAX_SUMS = 64
 # Each leaves out at least one node, that breaks the protocol or is in conflict with one.
 MAX_RESTARTS = 3
@@ -251,8 +251,6 @@ def _read_masks(record: Any) -> tuple[str, int, tuple[int, ...], Roster | None]:
         session, number, members, roster = json.loads(record[_TEXT])
         asked = Shorten(session, number, tuple(members))  # which checks all three
         joined = None if roster is None else Roster.from_json(roster)
-    except SecureSumError:
-        raise
     except (GemsError, KeyError, TypeError, ValueError, AttributeError) as error:
         reason = f"what the server asks of a secure sum cannot be read: {error!r}"
         raise SecureSumError(reason) from error
@@ -433,10 +431,7 @@ class MaskedSums(PlainSums):
         layout = Layout(sections, nodes=len(session.members))
         answers = self._masked(round, question, session, layout)
         if session.number == 0:
-            letters = {
-                node: dict(zip(session.roster.neighbours[node], answer.letters, strict=True))
-                for node, answer in answers.items()
-            }
+            letters = {node: answer.letters for node, answer in answers.items()}
             session = dataclasses.replace(session, letters=letters)
         signed = {node: answer.signature for node, answer in answers.items()}
         self._check_signatures(round, session, signed)
@@ -447,8 +442,7 @@ class MaskedSums(PlainSums):
         self._conflicts = dict.fromkeys(conflicts, "shares of a seed do not fit") | self._conflicts
         if lacking := sorted({*session.members} - seeds.keys()):
             raise SecureSumError(f"what nodes {lacking} have masked cannot be opened")
-        masked = {node: answer.words for node, answer in answers.items()}
-        words = session.total(layout, masked, seeds, gone)
+        words = session.total(layout, {n: each.words for n, each in answers.items()}, seeds, gone)
         self._session = session.with_members(shares)
         self._leave_out(round, session.members)
         # In the order of names, as the answers are.
@@ -477,11 +471,7 @@ class MaskedSums(PlainSums):
         return SumSession(roster, tuple(sorted(keys)))
 
     def _masked(
-        self,
-        round: Round,
-        question: SumQuestion,
-        session: SumSession,
-        layout: Layout,
+        self, round: Round, question: SumQuestion, session: SumSession, layout: Layout
     ) -> dict[int, _Masked]:
         """Ask the question under masks; return the answers by id."""
         roster = session.roster
@@ -502,9 +492,8 @@ class MaskedSums(PlainSums):
             signature = _entry(content, _SIGNATURE, bytes)
             return _Masked(words, question.note(content), letters, signature)
 
-        names = [round.nodes.name(node) for node in session.members]
         replies = round.exchange(
-            dict.fromkeys(names, question),
+            dict.fromkeys(map(round.nodes.name, session.members), question),
             read,
             beside=lambda _: {LAYOUT: layout_record(layout), MASKS: ConfigRecord(dict(masks))},
         )
@@ -518,11 +507,7 @@ class MaskedSums(PlainSums):
         return answers
 
     def _agreed(
-        self,
-        round: Round,
-        session: SumSession,
-        signed: dict[int, bytes],
-        at_least: int,
+        self, round: Round, session: SumSession, signed: dict[int, bytes], at_least: int
     ) -> tuple[SumSession, dict[int, bytes], dict[int, dict[int, bytes]]]:
         """Let nodes agree to the list of those who are left, while one of them is lost.
 
@@ -555,7 +540,7 @@ class MaskedSums(PlainSums):
         for node in session.members:
             whose = tuple(sorted(roster.near(node, session.members)))
             senders = tuple(p for p in whose if p != node and node not in self._served)
-            letters = tuple(session.letters[peer][node].hex() for peer in senders)
+            letters = tuple(session.letter(peer, node).hex() for peer in senders)
             about = roster.session, session.number, session.members, tuple(signers), signatures
             asked[node] = Open(*about, senders, letters, whose)
         answers = self._asked(round, asked)
@@ -596,9 +581,7 @@ class MaskedSums(PlainSums):
         reasons = dict[int, str]()
         for pair, why in conflicts.items():
             for node in at_fault & {*pair}:
-                others = len({each for p in conflicts if node in p for each in p} - {node})
-                breaks = f"it breaks the protocol of secure sums, by the word of {others} nodes"
-                reasons[node] = f"{breaks}: {why}"
+                reasons[node] = f"it breaks the protocol of secure sums with several nodes: {why}"
             if not at_fault & {*pair}:
                 log_warning("conflict", round=round.number, nodes=[*map(names, pair)], reason=why)
                 for node in leaving & {*pair}:

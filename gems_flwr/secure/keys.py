@@ -34,8 +34,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from gems_flwr.errors import SecureSumError
 
-Neighbours = Mapping[int, tuple[int, ...]]
-
 # The least prime above 2^128: a seed is a number of its field, and a share takes one byte more.
 _PRIME = 2**128 + 51
 SEED_BYTES, KEY_BYTES, SHARE_BYTES = 16, 32, 17
@@ -120,12 +118,12 @@ def split_secret(secret: bytes, threshold: int, holders: int) -> list[bytes]:
 
 
 def join_shares(
-    shares: Mapping[int, bytes], threshold: int, is_right: Callable[[bytes], bool]
+    shares: Mapping[int, bytes], threshold: int, digest_of: Callable[[bytes], bytes], digest: bytes
 ) -> tuple[bytes, list[int]]:
     """Return the secret that shares, by position of their holders from 0, belong to.
 
-    `is_right` compares with a digest that the owner has published, so wrong shares are left out:
-    their positions are returned as well. Positions that come first are tried first.
+    The owner has published its digest, so wrong shares are left out: their positions are returned
+    as well. Positions that come first are tried first.
     """
     if len(shares) < threshold:
         raise SecureSumError(f"{len(shares)} shares of a secret, it takes {threshold}")
@@ -139,7 +137,7 @@ def join_shares(
         seen = [points[x] for x in chosen]
         value = _value_at(0, tuple(chosen), seen)
         secret = (value % 2**128).to_bytes(SEED_BYTES)
-        if is_right(secret):
+        if digest_of(secret) == digest:
             others = points.keys() - set(chosen)
             return secret, [x - 1 for x in others if _value_at(x, tuple(chosen), seen) != points[x]]
     raise SecureSumError("the shares of a secret do not fit together: a node sent a wrong one")

@@ -8,11 +8,8 @@ numbers came in, the others agree to a shorter list and give the masks that they
 it. When all on the list have done so they give their shares of the own masks of those on it; what
 is left when the server takes all of these away is the sum.
 
-What protects a node from a server that lies is what it agrees to (`agreed`, `check_opening`): the
-threshold, the graph and all keys are in one digest, from which every key and every signed list of
-a session is derived; its list gets only shorter, and never too short; and it opens one list, that
-enough others have signed. Any two lists that are opened have an honest signer in common, whose list
-got only shorter, so one of them is part of the other (docs/secure-sums.md).
+What protects a node from a server that lies is what it agrees to (`agreed`, `check_opening`), and
+that all keys of a session derive from one digest of everything in it; docs/secure-sums.md has why.
 
 A node's values go to text and back, since on a deployment every message is handled by a new
 process.
@@ -26,9 +23,9 @@ import dataclasses
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 
 import numpy as np
@@ -60,8 +57,6 @@ from gems_flwr.secure.keys import (
 MAX_SIGNATURE_BYTES = 200
 # Every key makes one mask.
 _NONCE = bytes(16)
-# With its private key any point of small order is found out.
-_ANY_SEED = bytes(16)
 
 
 # --- masks ----------------------------------------------------------------------------------
@@ -85,10 +80,6 @@ def _own_mask(seed: bytes, layout: Layout) -> Words:
 def _digest(seed: bytes) -> bytes:
     """Return what may be published of a random seed."""
     return hashlib.sha256(b"own mask" + seed).digest()
-
-
-def _has_digest(digest: bytes, seed: bytes) -> bool:
-    return _digest(seed) == digest
 
 
 # --- what nodes agree to --------------------------------------------------------------------
@@ -165,7 +156,7 @@ class AdvertisedKeys:
 
     def check(self, session: str, trusted: Collection[bytes] | None = None) -> None:
         """Refuse a key that hides nothing, or that is not signed for, where signatures count."""
-        agreed_key(_ANY_SEED, self.channel, b"")
+        agreed_key(bytes(16), self.channel, b"")  # any seed finds it out
         if trusted is not None and self.signer not in trusted:
             raise SecureSumError(f"its signing key is not among the {len(trusted)} trusted ones")
         if not self.has_signed(self.signed_text(session), self.signature):
@@ -337,9 +328,8 @@ class NodeSecrets:
         roots = {p: agreed_key(self.seed, roster.keys[p].channel, label) for p in peers}
         letters = {peer: sealed(_letter_key(roots[peer], index), held[peer]) for peer in peers}
         keys = {peer: _letter_key(root, peer) for peer, root in roots.items()}
-        own = {index: held[index]}
-        joined = dataclasses.replace(self, seed=b"", roster=roster, index=index, roots=roots)
-        return dataclasses.replace(joined, letter_keys=keys, held=own), letters
+        own = dataclasses.replace(self, seed=b"", held={index: held[index]}, letter_keys=keys)
+        return dataclasses.replace(own, roster=roster, index=index, roots=roots), letters
 
     def suspects(self, roster: Roster, trusted: Collection[bytes] | None) -> dict[int, str]:
         """Return whose keys this node does not accept, and why."""
@@ -410,9 +400,9 @@ class NodeSecrets:
         roster = self._check_under_way(number)
         signers = None
         if is_checked:
-            text, keys = self.list_text, roster.keys
-            signers = [n for n in keys.keys() & signatures.keys() if keys[n].signer]
-            signers = [n for n in signers if keys[n].has_signed(text, signatures[n])]
+            signing = {node: keys for node, keys in roster.keys.items() if keys.signer}
+            there, text = signing.keys() & signatures.keys(), self.list_text
+            signers = [n for n in there if signing[n].has_signed(text, signatures[n])]
         check_opening(members, self.members, signers, roster.needed)
         held = dict(self.held)
         for peer in (letters.keys() & self.letter_keys.keys()) - held.keys():
@@ -443,8 +433,7 @@ class NodeSecrets:
         roster = self.joined
         listed = agreed(members, self.index, among, roster.needed)
         if (count := len(roster.near(self.index, listed))) < (needed := roster.needed_near):
-            few = f"{count} nodes of the neighbourhood are in the sum"
-            raise SecureSumError(f"{few}, it takes {needed}: nothing is opened")
+            raise SecureSumError(f"{count} neighbours are in the sum, it takes {needed}")
         return listed
 
     def to_json(self) -> str:
@@ -489,10 +478,14 @@ class SumSession:
     """A session as the server knows it; nodes have numbers."""
 
     roster: Roster
-    # Who takes part in the next sum; by sender and receiver, the sealed shares; the last sum.
+    # Who takes part in the next sum; by sender, sealed shares for its neighbours; the last sum.
     members: tuple[int, ...]
-    letters: Mapping[int, Mapping[int, bytes]] = field(default_factory=dict)
+    letters: Mapping[int, Sequence[bytes]] = field(default_factory=dict)
     number: int = -1
+
+    def letter(self, sender: int, receiver: int) -> bytes:
+        """Return what a node has sealed for a neighbour."""
+        return self.letters[sender][self.roster.neighbours[sender].index(receiver)]
 
     def with_members(self, nodes: Collection[int]) -> SumSession:
         """Go on with some nodes, without those whose neighbours are too few."""
@@ -530,7 +523,8 @@ class SumSession:
                 found[node], wrong = join_shares(
                     {holders.index(holder): given[holder] for holder in places},
                     self.roster.needed_near,
-                    partial(_has_digest, digest),
+                    _digest,
+                    digest,
                 )
             except SecureSumError:
                 # Without one to spare a wrong share of another would be as good a reason.
