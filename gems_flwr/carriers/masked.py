@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from gems_flwr.node import Node, NodeOptions
     from gems_flwr.node.limits import NodeLimits
 
-# Many more than a round of any strategy has use for; each costs a node a digest and a share per neighbour.
+# Many more than a round of any strategy has use for; each costs a digest and shares.
 MAX_SUMS = 64
 # Each leaves out at least one node, that breaks the protocol or is in conflict with one.
 MAX_RESTARTS = 3
