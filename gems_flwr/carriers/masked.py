@@ -19,8 +19,8 @@ has a ``signing-key`` (a private key's file) it signs, and with ``trusted-keys``
 other nodes' public keys) others must have signed their keys and the list of those who are in a sum.
 An error of what is masked is reported without numbers, which might be those of the node's data.
 
-A node that breaks the protocol is left out by name, and the sum begins again where it cannot be
-opened without. If it is one node's word against another's, both are left out and neither is blamed.
+A node that breaks the protocol is left out by name, and the sum begins again if it must. Where it
+is one node's word against another's, both may be left out and neither is blamed.
 """
 
 from __future__ import annotations
@@ -439,16 +439,16 @@ class MaskedSums(PlainSums):
         shares = self._shares(round, session, signed)
         self._refuse_few(session, shares, 0, "would open it")
         seeds, conflicts = session.seeds(shares)
-        self._conflicts = dict.fromkeys(conflicts, "shares of a seed do not fit") | self._conflicts
-        if lacking := sorted({*session.members} - seeds.keys()):
-            raise SecureSumError(f"what nodes {lacking} have masked cannot be opened")
+        self._conflicts |= dict.fromkeys(conflicts, "shares of its seed do not fit")
+        if lacking := {*session.members} - seeds.keys():
+            raise SecureSumError(f"what {len(lacking)} nodes have masked cannot be opened")
         words = session.total(layout, {n: each.words for n, each in answers.items()}, seeds, gone)
         self._session = session.with_members(shares)
         self._leave_out(round, session.members)
         # In the order of names, as the answers are.
         there = {round.nodes.name(n): each.note for n, each in answers.items() if n in signed}
         log_event("secure_sum", round=round.number, what=question.kind, nodes=len(there))
-        return Total.of_words(layout, words, list(there), list(there.values()))
+        return Total.of_words(layout, words, [*there], [*there.values()])
 
     def _ready(self, round: Round, nodes: set[int]) -> SumSession:
         """Return a session for the nodes that are to take part."""
@@ -483,14 +483,15 @@ class MaskedSums(PlainSums):
         def read(_: object, content: RecordDict) -> _Masked | tuple[list[int], str]:
             if _ACCUSED in content.get(_SECURE, {}):
                 return _read_accused(content, roster.keys), readable(_entry(content, _WHY, str))
-            words = layout.unpack(summand_words(content) or b"")
+            if len(words := summand_words(content) or b"") != layout.size_bytes:
+                raise BadReplyError(f"a summand has {layout.size_bytes} bytes, got {len(words)}")
             letters = _entry(content, _LETTERS, list)
             sizes = [len(each) if isinstance(each, bytes) else -1 for each in letters]
             if sizes != [size] * peers:
-                wanted = f"{peers} of {size} bytes"
-                raise BadReplyError(f"'{_LETTERS}' must be {wanted}, got {shown(letters)}")
+                got = f"{peers} of {size} bytes, got {shown(letters)}"
+                raise BadReplyError(f"'{_LETTERS}' must be {got}")
             signature = _entry(content, _SIGNATURE, bytes)
-            return _Masked(words, question.note(content), letters, signature)
+            return _Masked(layout.unpack(words), question.note(content), letters, signature)
 
         replies = round.exchange(
             dict.fromkeys(map(round.nodes.name, session.members), question),
@@ -586,7 +587,7 @@ class MaskedSums(PlainSums):
                 log_warning("conflict", round=round.number, nodes=[*map(names, pair)], reason=why)
                 for node in leaving & {*pair}:
                     other = names(pair[node == pair[0]])
-                    reasons[node] = f"it is in conflict with node {other}: {why}"
+                    reasons.setdefault(node, f"it is in conflict with node {other}: {why}")
         for node, reason in reasons.items():
             round.refuse(node, reason)
         self._out |= reasons.keys()

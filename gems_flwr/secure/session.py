@@ -130,7 +130,8 @@ def judged(conflicts: Collection[tuple[int, int]], liars: int) -> tuple[set[int]
     to leave, both of two that are in conflict with each other alone.
     """
     pairs, leaving = {frozenset(pair) for pair in conflicts}, set[int]()
-    at_fault = {node for node, others in Counter(chain(*pairs)).items() if others > liars}
+    met = Counter(chain(*(pair for pair in pairs if len(pair) == 2)))
+    at_fault = {node for node, others in met.items() if others > liars}
     while rest := {pair for pair in pairs if not pair & (at_fault | leaving)}:
         [(worst, others)] = Counter(chain(*rest)).most_common(1)
         leaving |= {worst} if others > 1 else frozenset().union(*rest)
@@ -527,8 +528,8 @@ class SumSession:
                     digest,
                 )
             except SecureSumError:
-                # Without one to spare a wrong share of another would be as good a reason.
-                sure = len(places) > self.roster.needed_near
+                # With fewer to spare wrong shares of others would be as good a reason.
+                sure = len(places) - self.roster.needed_near >= self.roster.liars
                 conflicts |= {(holder, node) for holder in (places if sure else [node])}
                 continue
             doubts.update(holders[place] for place in wrong)

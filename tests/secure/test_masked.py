@@ -367,6 +367,30 @@ def test_one_insider_ends_no_run_and_no_one_else_is_left_out(lie, configs):
     assert failures == (set() if lie in UNSEEN else {"1"})
 
 
+@pytest.mark.parametrize("nodes", [4, 5, 7])
+def test_a_node_that_shares_out_another_seed_than_its_own_is_left_out(nodes):
+    """At fault if a share can be spared for each who may lie: one of four nodes, two of seven."""
+
+    def dealer(message, context, call_next):
+        keys = stage_of(message.content) == "secure-keys"
+        reply = call_next(message, context)
+        if keys and context.node_config["partition-id"] == 1:
+            known = NodeSecrets.from_json(context.state["secure-sum"]["text"])
+            own = dataclasses.replace(known.own, digests=(bytes(32),) * 2)
+            known = dataclasses.replace(known, own=own)
+            context.state["secure-sum"] = ConfigRecord({"text": known.to_json()})
+            reply.content["secure-sum"] = ConfigRecord({"keys": own.to_text()})
+        return reply
+
+    result = started(averaging_app(dealer), nodes=nodes, rounds=2, fraction_evaluate=0.0)
+    [failure] = result.history[1].failures
+    assert failure.node == "1"
+    assert ("breaks the protocol" in failure.reason) is (nodes != 5)
+    # It stays out of the run, and honest nodes go on with the keys that they have.
+    assert not result.history[2].failures
+    assert result.history[2].exchanges == ("model-sum", "secure-opening")
+
+
 LATE = {
     "keys of another length": entry("keys", bytes(31)),
     "no keys": entry("keys", b""),

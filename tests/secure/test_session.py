@@ -267,3 +267,4 @@ def test_who_conflicts_with_more_than_may_lie_is_at_fault_and_else_no_one():
     assert judged({(1, 2), (3, 2)}, 2) == (set(), {2})
     assert judged({*star, (1, 2), (4, 2)}, 2) == ({4}, {1, 2})
     assert judged({(3, 3)}, 2) == (set(), {3})
+    assert judged({(1, 2), (3, 2), (2, 2)}, 2) == (set(), {2})
