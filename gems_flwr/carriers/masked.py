@@ -8,10 +8,8 @@ sums. Who is lost on the way is named; below the threshold nothing is opened.
 2. ``masks``, beside an ordinary question: which sum, who is in it, at first the roster with all
    keys. The masked summand stands in the place of the plain one (`answer_masked`), beside it the
    signature of the list of those in the sum, and at first a sealed letter for each neighbour.
-3. `Shorten`, where a node was lost: a shorter list. The answer is its signature, and the keys of
-   masks in common with those who are off it.
-4. `Open`: the list, enough signatures of it, at first the letters. The answer are shares of the own
-   masks of those on the list, and whose letters cannot be opened.
+3. `Shorten`, where one was lost: a list; back come its signature and masks in common with others.
+4. `Open`: the list, its signatures, at first the letters; back come shares of own masks.
 
 A node keeps its secrets in its state in Flower and forgets each as soon as it is used; whether its
 answer will be masked it knows from these, not from the server's word. Where its ``--node-config``
