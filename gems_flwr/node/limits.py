@@ -95,6 +95,8 @@ class NodeLimits:
         much noise the ledger counts. No more than `least_nodes` less those who may collude.
     least_nodes : int, default 3
         Fewest nodes of the neighbourhood, this one included, in a masked sum; at least 3.
+    least_threshold : float, default 2/3
+        Part of the nodes that it takes to open a masked sum, at least; above a half, to 1.
     only_sums : bool, default False
         Whether everything but masked sums (`SecureSum`) is refused.
 
@@ -118,6 +120,7 @@ class NodeLimits:
     min_mean_count: int = MEAN_COUNT
     honest_nodes: int = 1
     least_nodes: int = 3
+    least_threshold: float = 2 / 3
     only_sums: bool = False
 
     def __post_init__(self) -> None:
@@ -130,6 +133,7 @@ class NodeLimits:
             "dp_delta": (0 < self.dp_delta < 1, "in (0, 1)"),
             "honest_nodes": (self.honest_nodes >= 1, "at least 1"),
             "least_nodes": (self.least_nodes >= 3, "at least 3"),
+            "least_threshold": (0.5 < self.least_threshold <= 1, "above 0.5 and at most 1"),
         }
         if not all(holds for holds, _ in rules.values()):
             check_options(self, rules)
@@ -312,6 +316,7 @@ _NODE_KEYS: dict[str, tuple[type, ...]] = {
     "share_gradients": (bool,),
     "honest_nodes": (int,),
     "least_nodes": (int,),
+    "least_threshold": (float, int),
     "only_sums": (bool,),
 }
 

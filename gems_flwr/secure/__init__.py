@@ -13,9 +13,9 @@ from gems_flwr.faces import lazy_face
 
 _NAMES = {
     "fixed_point": "Layout Section Words whole_section",
-    "keys": "SHARE_BYTES Signer TrustedKeys draw_neighbours fingerprint shares_needed",
+    "keys": "KEY_BYTES SHARE_BYTES Signer draw_neighbours load_trusted shares_needed",
     "secure_sum": "SecureSum",
-    "session": "AdvertisedKeys MAX_SIGNATURE_BYTES NodeSecrets SumSession mask",
+    "session": "AdvertisedKeys NodeSecrets Roster SumSession judged mask",
     "shared_noise": (
         "DELTA_PART EPSILON_PART LARGEST SMALLEST_SHARE SharedNoise discrete_gaussian "
         "epsilon_cost squared_mu_of tail"

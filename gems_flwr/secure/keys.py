@@ -1,26 +1,25 @@
 """Keys that two nodes agree on, shares of secrets among many, and signatures.
 
-X25519 and HKDF-SHA256; what is sealed is encrypted and authenticated by ChaCha20-Poly1305. A
-private key is made of a seed of 16 bytes, so that one of Shamir's shares (pycryptodome's) holds it:
-some of them give the secret, fewer give nothing. Up to tens of nodes all hold shares of all; among
-many each has a fixed number of neighbours (Bell et al. 2020, Section 3), so that the cost of a node
-does not grow with all nodes. Nodes sign with ordinary files: Ed25519, or ECDSA such as the P-384
-keys with which SuperNodes log in to a SuperLink; PEM or OpenSSH.
+X25519 and HKDF-SHA256; what is sealed is encrypted and authenticated by ChaCha20-Poly1305. Secrets
+are shared as Shamir 1979 does, by a polynomial over a prime field: some shares give the secret,
+fewer give nothing. Up to tens of nodes all hold shares of all; among many each has a fixed number
+of neighbours (Bell et al. 2020, Section 3), so that the cost of a node does not grow with all
+nodes. Nodes sign with ordinary files: Ed25519, or ECDSA such as the P-384 keys with which
+SuperNodes log in to a SuperLink; PEM or OpenSSH.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import math
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from Crypto.Protocol.SecretSharing import Shamir
 from cryptography.exceptions import InvalidSignature, InvalidTag, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric.ec import (
@@ -35,9 +34,9 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from gems_flwr.errors import SecureSumError
 
-Neighbours = Mapping[int, tuple[int, ...]]
-
-SEED_BYTES, KEY_BYTES, SHARE_BYTES = 16, 32, 16
+# The least prime above 2^128: a seed is a number of its field, and a share takes one byte more.
+_PRIME = 2**128 + 51
+SEED_BYTES, KEY_BYTES, SHARE_BYTES = 16, 32, 17
 # A sealed text is so much longer than what it holds.
 TAG_BYTES = 16
 # Every key seals one text, so the number that must not repeat may be constant.
@@ -45,6 +44,8 @@ _NONCE = bytes(12)
 
 # From here on all with all would cost more than it protects, unless that is asked for.
 MANY = 64
+# With fewer neighbours a few colluders could be most of them.
+FEWEST_NEIGHBOURS = 20
 # How many choices of shares are tried before a secret counts as lost.
 _MOST_TRIES = 500
 
@@ -72,7 +73,11 @@ def public_key(seed: bytes) -> bytes:
 
 
 def agreed_key(seed: bytes, public: bytes, label: bytes) -> bytes:
-    """Return the key that the owner of a seed has in common with the owner of a public key."""
+    """Return the key that the owner of a seed has in common with the owner of a public key.
+
+    X25519 takes any 32 bytes for a point of the curve or its twist, on which it is safe too; with a
+    point of small order, such as zero, nothing would be secret, and it is refused for every seed.
+    """
     try:
         shared = _private(seed).exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError as error:
@@ -102,42 +107,73 @@ def _private(seed: bytes) -> X25519PrivateKey:
 
 def split_secret(secret: bytes, threshold: int, holders: int) -> list[bytes]:
     """Return as many shares as there are holders; any `threshold` of them give the secret."""
-    return [share for _, share in Shamir.split(threshold, holders, secret, False)]
+    numbers = [secrets.randbelow(_PRIME) for _ in range(threshold - 1)]
+    shares = []
+    for place in range(1, holders + 1):
+        value = 0
+        for number in (*numbers, int.from_bytes(secret)):
+            value = (value * place + number) % _PRIME
+        shares.append(value.to_bytes(SHARE_BYTES))
+    return shares
 
 
 def join_shares(
-    shares: Mapping[int, bytes], threshold: int, is_right: Callable[[bytes], bool]
-) -> bytes:
+    shares: Mapping[int, bytes], threshold: int, digest_of: Callable[[bytes], bytes], digest: bytes
+) -> tuple[bytes, list[int]]:
     """Return the secret that shares, by position of their holders from 0, belong to.
 
-    `is_right` compares with a digest that the owner has published, so wrong shares are left out.
+    The owner has published its digest, so wrong shares are left out: their positions are returned
+    as well. Positions that come first are tried first.
     """
     if len(shares) < threshold:
         raise SecureSumError(f"{len(shares)} shares of a secret, it takes {threshold}")
-    choices = itertools.combinations(sorted(shares), threshold)
+    points = {position + 1: int.from_bytes(share) for position, share in shares.items()}
+    choices = (
+        [x for x in points if x not in out][:threshold]
+        for spare in range(len(points) - threshold + 1)
+        for out in itertools.combinations(points, spare)
+    )
     for chosen in itertools.islice(choices, _MOST_TRIES):
-        points = [(position + 1, shares[position]) for position in chosen]
-        try:
-            secret = bytes(Shamir.combine(points, False))
-        except ValueError:  # a share that is no number of the field
-            continue
-        if is_right(secret):
-            return secret
+        seen = [points[x] for x in chosen]
+        value = _value_at(0, tuple(chosen), seen)
+        secret = (value % 2**128).to_bytes(SEED_BYTES)
+        if digest_of(secret) == digest:
+            others = points.keys() - set(chosen)
+            return secret, [x - 1 for x in others if _value_at(x, tuple(chosen), seen) != points[x]]
     raise SecureSumError("the shares of a secret do not fit together: a node sent a wrong one")
 
 
-def draw_neighbours(
-    nodes: Sequence[int], degree: int | None, rng: np.random.Generator
-) -> dict[int, tuple[int, ...]]:
-    """Return the neighbours of each node, in order, on a circle that `rng` draws.
+def _value_at(place: int, places: tuple[int, ...], values: Sequence[int]) -> int:
+    """Return a value of the polynomial of least degree through some points."""
+    parts = _lagrange(place, places)
+    return sum(part * value for part, value in zip(parts, values, strict=True)) % _PRIME
 
-    `degree` is how many, made even, at least 2; by default all others up to 64 nodes, 64 among
-    more.
+
+@functools.lru_cache(maxsize=1024)
+def _lagrange(place: int, places: tuple[int, ...]) -> tuple[int, ...]:
+    """Return how much of each value there is in that at another place: its Lagrange polynomial."""
+    parts = []
+    for x in places:
+        above = below = 1
+        for other in places:
+            if other != x:
+                above, below = above * (place - other) % _PRIME, below * (x - other) % _PRIME
+        parts.append(above * pow(below, -1, _PRIME) % _PRIME)
+    return tuple(parts)
+
+
+def draw_neighbours(
+    nodes: Sequence[int], degree: int | None, seed: bytes
+) -> dict[int, tuple[int, ...]]:
+    """Return the neighbours of each node, in order, on a circle that follows from a seed.
+
+    `degree` is how many, made even; by default all others up to 64 nodes, 64 among more.
     """
     half = math.ceil((MANY if degree is None else degree) / 2)
     if 2 * half >= len(nodes) - 1:
         return {node: tuple(sorted(set(nodes) - {node})) for node in nodes}
-    circle = [nodes[i] for i in rng.permutation(len(nodes))]
+    # By digests: NumPy's generators may draw differently in another version on another node.
+    circle = sorted(nodes, key=lambda node: hashlib.sha256(b"%s %d" % (seed, node)).digest())
     steps = [step for step in range(-half, half + 1) if step]
     return {
         node: tuple(sorted(circle[(place + step) % len(circle)] for step in steps))
@@ -146,34 +182,36 @@ def draw_neighbours(
 
 
 def shares_needed(threshold: float, holders: int) -> int:
-    """Return how many of the holders of a secret, a node and its neighbours, it takes to open it.
+    """Return how many of some nodes it takes to open what they hold, and to be a sum.
 
-    Always above a half, so that no two sets without a common member can.
+    Always three and above a half: two sets that are large enough have at least ``2 needed -
+    holders`` members in common, and that many colluders it takes to serve both.
     """
     # The tiny term keeps 2/3 of 3 from counting as 3.
-    return max(holders // 2 + 1, math.ceil(threshold * holders - 1e-9))
-
-
-def not_to_be_opened(
-    there: Collection[int], secrets: Collection[int], neighbours: Neighbours, threshold: float
-) -> list[int]:
-    """Return the nodes whose secrets could not be put together by those who are there."""
-    present = set(there)
-    return [
-        node
-        for node in secrets
-        if len(present & {node, *neighbours[node]})
-        < shares_needed(threshold, len(neighbours[node]) + 1)
-    ]
+    return max(3, holders // 2 + 1, math.ceil(threshold * holders - 1e-9))
 
 
 # --- signatures -----------------------------------------------------------------------------
 
 
-def fingerprint(key: PublicKey) -> str:
-    """Return what a public key is called: 32 hexadecimal digits of its digest."""
+def _public_bytes(key: PublicKey) -> bytes:
     form = serialization.PublicFormat.SubjectPublicKeyInfo
-    return hashlib.sha256(key.public_bytes(serialization.Encoding.DER, form)).hexdigest()[:32]
+    return key.public_bytes(serialization.Encoding.DER, form)
+
+
+def is_signed(text: bytes, signature: bytes, public: bytes) -> bool:
+    """Return whether the owner of a public key, in the form of DER, has signed a text."""
+    try:
+        key = serialization.load_der_public_key(public)
+        if isinstance(key, Ed25519PublicKey):
+            key.verify(signature, text)
+        elif isinstance(key, EllipticCurvePublicKey):
+            key.verify(signature, text, _ECDSA)
+        else:
+            return False
+    except (InvalidSignature, ValueError, UnsupportedAlgorithm):
+        return False
+    return True
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,9 +221,9 @@ class Signer:
     key: PrivateKey
 
     @property
-    def fingerprint(self) -> str:
-        """What the public key is called."""
-        return fingerprint(self.key.public_key())
+    def public(self) -> bytes:
+        """The public key, in the form of DER."""
+        return _public_bytes(self.key.public_key())
 
     def sign(self, text: bytes) -> bytes:
         """Return the signature of a text."""
@@ -200,37 +238,17 @@ class Signer:
         return cls(_loaded(path, loaders, PrivateKey, None))
 
 
-@dataclass(frozen=True, eq=False)
-class TrustedKeys:
-    """The public keys of the nodes that a node trusts, by fingerprint."""
-
-    keys: Mapping[str, PublicKey]
-
-    def check(self, name: str, text: bytes, signature: bytes) -> None:
-        """Refuse a signature that is not by the key of that fingerprint, or by none of these."""
-        key = self.keys.get(name)
-        if key is None:
-            raise SecureSumError(f"the key {name!r} is not among the {len(self.keys)} trusted ones")
-        try:
-            if isinstance(key, Ed25519PublicKey):
-                key.verify(signature, text)
-            else:
-                key.verify(signature, text, _ECDSA)
-        except InvalidSignature:
-            raise SecureSumError(f"a signature is not by the key {name}") from None
-
-    @classmethod
-    def load(cls, path: str | Path) -> TrustedKeys:
-        """Read a public key, or all of a folder (files that end in ``.pub`` or ``.pem``)."""
-        place = Path(path).expanduser()
-        files = [place]
-        if place.is_dir():
-            files = sorted(p for p in place.iterdir() if p.suffix in (".pub", ".pem"))
-        loaders = serialization.load_pem_public_key, serialization.load_ssh_public_key
-        keys = [_loaded(file, loaders, PublicKey) for file in files]
-        if not keys:
-            raise SecureSumError(f"no public key (.pub, .pem) in {path}")
-        return cls({fingerprint(key): key for key in keys})
+def load_trusted(path: str | Path) -> frozenset[bytes]:
+    """Read a public key, or all of a folder (files that end in ``.pub`` or ``.pem``)."""
+    place = Path(path).expanduser()
+    files = [place]
+    if place.is_dir():
+        files = sorted(p for p in place.iterdir() if p.suffix in (".pub", ".pem"))
+    loaders = serialization.load_pem_public_key, serialization.load_ssh_public_key
+    keys = frozenset(_public_bytes(_loaded(file, loaders, PublicKey)) for file in files)
+    if not keys:
+        raise SecureSumError(f"no public key (.pub, .pem) in {path}")
+    return keys
 
 
 def _loaded(path: str | Path, loaders: tuple[Any, Any], kinds: Any, *password: None) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gems_flwr.errors import check_options
+from gems_flwr.secure.keys import FEWEST_NEIGHBOURS
 
 
 @dataclass(frozen=True)
@@ -14,15 +15,13 @@ class SecureSum:
     Parameters
     ----------
     threshold : float, default 2/3
-        Part of the nodes that must be left to open a sum, above a half and at most 1. As long as
-        fewer than 2 · threshold - 1 of a neighbourhood collude with the server, no summand can be
-        opened; a larger threshold protects against more, and bears fewer drop-outs.
+        Part of the nodes that must be left to open a sum, above a half and at most 1. With n nodes
+        it takes t = threshold · n, and fewer than 2 t - n that collude with the server open no
+        summand; a larger threshold protects against more, and bears fewer drop-outs. Nodes have
+        limits of their own (`NodeLimits.least_threshold`).
     neighbours : int, optional
-        With how many others each node shares masks and secrets, at least 2; by default all of them
-        up to 64 nodes, and 64 among more.
-    signed : bool, default False
-        Whether nodes sign the list of those who are in a sum, with the ``signing-key`` of their
-        ``--node-config``: one more exchange for each sum.
+        With how many others each node shares masks and seeds, at least 20; by default all of them
+        up to 64 nodes, and 64 among more. Whom, follows from all nodes' keys.
     clip : float, default 8.0
         Farthest that a weight may move in training, above 0, where models are summed; a node whose
         model moves farther refuses. A larger one rounds more coarsely.
@@ -38,14 +37,14 @@ class SecureSum:
 
     threshold: float = 2 / 3
     neighbours: int | None = None
-    signed: bool = False
     clip: float = 8.0
     bits: int = 40
 
     def __post_init__(self) -> None:
+        near, least = self.neighbours, FEWEST_NEIGHBOURS
         rules = {
             "threshold": (0.5 < self.threshold <= 1, "above 0.5 and at most 1"),
-            "neighbours": (self.neighbours is None or self.neighbours >= 2, "at least 2"),
+            "neighbours": (near is None or near >= least, f"at least {least}"),
             "clip": (self.clip > 0, "above 0"),
             "bits": (8 <= self.bits <= 64, "from 8 to 64"),
         }

