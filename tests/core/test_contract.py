@@ -199,7 +199,8 @@ PRIVATE = {"private-sum", 'cone {"dp_seeded": true, "dp_epsilon": 20.0, "dp_clip
 def test_beside_a_masked_sum_no_number_leaves_a_node(kind):
     """Not even what its handler reports, its loss for example."""
     content = exchanges()[kind].content()
-    assert content.keys() <= {"node", "summand", "metric-names"}
+    # The last is the signature of the list of who is in the sum.
+    assert content.keys() <= {"node", "summand", "metric-names", "secure-sum"}
     assert len(content.metric_records) == len(content.array_records) == 0
 
 
