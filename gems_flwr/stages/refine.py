@@ -293,6 +293,9 @@ class RefineRound:
         weight = sum(self.replies[node].weight for node in answers)
         there = {name: cone for name, cone in self.memory.cones.items() if name in answers}
         weights = self.weights * self._counts(there)
+        for name, cone in there.items():
+            left = self.replies[name].withheld > 0
+            weights = weights - self.weights * self._counts({name: cone}) * left
         value = reduce(add, answers.values()) if answers else None
         return _Sums(tuple(answers), weights, max(weight, _TINY), value)
 
@@ -342,7 +345,8 @@ class RefineRound:
             return np.zeros(len(tried))
         directions, ones = np.stack([self.point, direction]), np.ones(self.classes)
         about = (directions, tried, self.scale, ones, self.device)
-        return np.asarray(losses_along(public, self.point, *about) * self.public_share)
+        losses = losses_along(public, self.point, *about)
+        return np.asarray(losses.sum(axis=0) * self.public_share)
 
     # --- what is reported ---------------------------------------------------------------------
 
@@ -407,7 +411,8 @@ class SummedRefineRound(RefineRound):
         off += _DOUBLE * float(np.abs(gradient).max(initial=0))
         rows, softmax = np.full(self.classes, off), symmetric(values["curvature"], self.classes)
         weight = float(values["weights"].sum())
-        return GradientReply(weight, weight, float(values["loss"][0]), gradient, rows, softmax)
+        loss, none = float(values["loss"][0]), np.zeros(self.classes)
+        return GradientReply(weight, weight, loss, gradient, rows, softmax, none)
 
     def _losses(self, nodes: Sequence[str], direction: Float, tried: Float) -> _Sums:
         step = self.scale.astype(np.float32), direction.astype(np.float32), tried
