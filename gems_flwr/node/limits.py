@@ -45,12 +45,11 @@ from gems_flwr.spaces.cone import (
     allowed_rank,
     is_rank,
     may_send_full,
-    smallest_count,
     spent_epsilon,
 )
 
-# In the node's state in Flower; in it the sum of squared mu of all Gaussian releases, from which any
-# (epsilon, delta) follows.
+# In the node's state in Flower; in it the sum of squared mu of all Gaussian releases, from which
+# any (epsilon, delta) follows.
 LEDGER, SQUARED_MU = "ledger", "squared_mu"
 
 

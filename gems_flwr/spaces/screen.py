@@ -48,6 +48,10 @@ SPREAD = 3.0
 FEW = 10
 # Moments came rounded, and classes may have been withheld.
 _ROOM = 1.5
+# By which share of where it begins a loss may be off, which nodes round.
+_OFF_LOSS = 0.1
+# More of them than the rounding of any honest gradient comes to.
+_DEVIATIONS = 6.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -222,7 +226,9 @@ def screen_gradients(
     for node, sent in sums.items():
         length = input_length(pool_moments([cones[node]]), scale)
         most = _ROOM * np.sqrt(2 * sent.loss * heaviest * sent.count) * length
-        found = float(np.linalg.norm(sent.gradient))
+        # Where nodes round it, by no more than they report.
+        rounding = float(np.sqrt(sent.gradient.shape[1]) * np.linalg.norm(sent.errors))
+        found = float(np.linalg.norm(sent.gradient)) - rounding
         if found > most:
             reasons[node] = f"its gradient has length {found:.4g}, its loss allows {most:.4g}"
         elif sent.weight > _ROOM * heaviest * sent.count:
@@ -250,6 +256,46 @@ def screen_losses(
         if (np.abs(sent - sent[0]) > most + 1e-9 * sent[0]).any():
             reasons[node] = "its losses change by more than the step can change them"
     return reasons
+
+
+def screen_slopes(
+    losses: Mapping[str, Float],
+    sums: Mapping[str, Any],
+    cones: Mapping[str, ClassMomentCone],
+    layers: Sequence[Float],
+    tried: Float,
+    scale: Float,
+    class_weights: Float,
+) -> dict[str, str]:
+    """Return by node why its losses (M,) are not those of a layer with its gradient.
+
+    The loss is convex, so it is nowhere below its tangent, nor above a chord; and it bends by no
+    more than half of a step's scores squared. `tried` (M, 2) are multiples and lengths of the
+    `layers`, `sums` as in `screen_gradients`, the rest as in `screen_losses`.
+    """
+    lines = [np.flatnonzero(tried[:, 0] == multiple) for multiple in np.unique(tried[:, 0])]
+    lines = [line[np.argsort(tried[line, 1])] for line in lines]
+    moved, reasons = np.stack(layers) - layers[0], {}
+    for node, sent in losses.items():
+        seen, length = sums[node], input_length(pool_moments([cones[node]]), scale)
+        tangent = seen.loss + np.einsum("mcf,cf->m", moved, seen.gradient)
+        # Rounding is even over an entry's error, so its deviation is a root of 3 below that.
+        rounding = np.sqrt((moved**2).sum(axis=2) @ seen.errors**2 / 3)
+        off = _DEVIATIONS * rounding + _OFF_LOSS * seen.loss
+        count = cones[node].total_count * float(class_weights.max())
+        bends = _ROOM * count * length**2 / 4 * (moved**2).sum(axis=(1, 2))
+        bent = [_above_chords(tried[line, 1], sent[line]) for line in lines]
+        is_over = max(bent) > _OFF_LOSS * seen.loss
+        if is_over or (sent < tangent - off).any() or (sent > tangent + off + bends).any():
+            reasons[node] = "its losses are not those of a layer with its gradient"
+    return reasons
+
+
+def _above_chords(at: Float, values: Float) -> float:
+    """Return by how much values along a line exceed what their neighbours allow, if convex."""
+    share = (at[2:] - at[1:-1]) / (at[2:] - at[:-2])
+    chords = share * values[:-2] + (1 - share) * values[2:]
+    return float((values[1:-1] - chords).max(initial=0.0))
 
 
 def input_length(moments: PooledMoments, scale: Float) -> float:

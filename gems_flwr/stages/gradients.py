@@ -175,7 +175,9 @@ class Gradient(LayerQuestion[GradientReply], _AboutLoss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.basis.ndim != 2 or self.basis.shape[1] != len(self.scale) + 1:
+        width = len(self.scale) + 1
+        # More directions than that are not orthonormal.
+        if self.basis.ndim != 2 or self.basis.shape[1] != width or len(self.basis) > width:
             raise ModelError(f"a basis of shape {self.basis.shape} for {len(self.scale)} inputs")
 
     def answer(self, node: Node) -> RecordDict:

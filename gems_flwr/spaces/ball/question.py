@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
+from gems_flwr.bounds import MAX_DIRECTIONS
 from gems_flwr.core.question import ON_SERVER, Disclosure
 from gems_flwr.devices import exact_device
 from gems_flwr.errors import OptionError, SpaceError
@@ -90,7 +91,10 @@ class Centered(SpaceQuestion):
             {
                 "measure": (self.measure in get_args(Measure), f"one of {list(get_args(Measure))}"),
                 "radius": (self.radius in allowed, f"one of {list(allowed)} for {self.measure}"),
-                "directions": (self.directions >= 1, "at least 1"),
+                "directions": (
+                    1 <= self.directions <= MAX_DIRECTIONS,
+                    f"from 1 to {MAX_DIRECTIONS:,}",
+                ),
                 "epsilon": (numbers, f"in (0, {top:g}], 'auto' or a mapping of such numbers"),
                 "on_empty": (self.on_empty in get_args(OnEmpty), f"one of {get_args(OnEmpty)}"),
                 "select": (self.select in ("first", "margin"), "'first' or 'margin'"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from gems_flwr.bounds import MAX_EXAMPLES
+from gems_flwr.bounds import MAX_EXAMPLES, MAX_PIECES
 from gems_flwr.core.question import Disclosure, Group
 from gems_flwr.errors import SpaceError
 from gems_flwr.spaces.cone.build import build_cone, build_means
@@ -151,7 +151,7 @@ class Cone(_Moments):
         self.check(
             {
                 "rank": (is_rank(self.rank), "'auto', 'full' or a whole number from 1"),
-                "clusters": (self.clusters >= 1, "at least 1"),
+                "clusters": (1 <= self.clusters <= MAX_PIECES, f"from 1 to {MAX_PIECES}"),
                 "min_count": (least is None or least >= 2, "at least 2, or none"),
                 "epsilon": (0.5 <= self.epsilon < 1, "in [0.5, 1) for a cone"),
                 "sums": (not self.sums or whole, "false with a fixed rank, clusters or dp_epsilon"),
@@ -280,7 +280,7 @@ class Means(_Moments):
         least = self.min_count
         self.check(
             {
-                "groups": (self.groups >= 1, "at least 1"),
+                "groups": (1 <= self.groups <= MAX_PIECES, f"from 1 to {MAX_PIECES}"),
                 "min_count": (least is None or least >= 2, "at least 2, or none"),
             }
         )

@@ -116,6 +116,8 @@ class MomentSum(SumQuestion):
             raise ModelError(f"a center of shape {shapes}")
         if not (self.scale > 0).all():
             raise ModelError("the scale of inputs must be one number above 0 for each")
+        if len(self.codes) > MAX_COLUMNS:
+            raise ModelError(f"a sketch of at most {MAX_COLUMNS} directions, not {len(self.codes)}")
         rows = QuantizedArray(self.codes, self.units).dense()
         return self.center.astype(float), self.scale.astype(float), rows.astype(float)
 

@@ -171,7 +171,14 @@ def read_features(path: str | Path) -> LayerSamples:
         inputs, labels = _arrays(path)
     except OfflineError:
         raise
-    except (ValueError, SafetensorError, zipfile.BadZipFile, EOFError, KeyError) as error:
+    except (
+        ValueError,
+        SafetensorError,
+        zipfile.BadZipFile,
+        EOFError,
+        KeyError,
+        MemoryError,
+    ) as error:
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise OfflineError(f"{path} cannot be read as {path.suffix[1:]}: {reason}") from error
     return _checked(path, inputs, labels)
@@ -179,8 +186,12 @@ def read_features(path: str | Path) -> LayerSamples:
 
 def _arrays(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
     if path.suffix == ".npz":
+        with zipfile.ZipFile(path) as archive:
+            for entry in archive.infolist():
+                if entry.file_size > max(2**30, 100 * entry.compress_size):
+                    raise OfflineError(f"{path}: {entry.filename} would fill the memory")
         with np.load(path) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+            arrays = {name: archive[name] for name in archive.files if name in INPUTS + LABELS}
     else:
         arrays = load_file(path)
     inputs = [arrays[name] for name in INPUTS if name in arrays]
