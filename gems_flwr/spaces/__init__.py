@@ -23,7 +23,7 @@ _NAMES = {
         "node_margins register_space space_from_arrays take unflatten_linear verdict_of"
     ),
     "files": "SUFFIX SpaceFolder file_stem load_space save_space",
-    "screen": "FAR SMALL input_length screen_gradients screen_losses screen_slopes screen_spaces",
+    "screen": "FAR SMALL input_length screen_gradients screen_losses screen_spaces",
 }
 
 if TYPE_CHECKING:

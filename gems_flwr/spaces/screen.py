@@ -242,53 +242,41 @@ def screen_losses(
     layers: Sequence[Float],
     scale: Float,
     class_weights: Float,
+    sums: Mapping[str, Any] | None = None,
+    tried: Float | None = None,
 ) -> dict[str, str]:
     """Return by node why its losses (M,) at the layers (C, D + 1) cannot be what it says.
 
-    The first layer is the one that all begin with; the rest as in `screen_gradients`.
+    The first layer is the one that all begin with; `tried` (M, 2) are their multiples and lengths,
+    `sums` and the rest as in `screen_gradients`.
     """
-    moved = np.array([float(np.linalg.norm(layer - layers[0])) for layer in layers])
-    reasons = {}
+    moved, reasons = np.stack(layers) - layers[0], {}
+    squares = (moved**2).sum(axis=(1, 2))
     for node, sent in losses.items():
         length = input_length(pool_moments([cones[node]]), scale)
-        count = cones[node].total_count * float(class_weights.max())
-        most = _ROOM * np.sqrt(2) * length * count * moved
+        count = _ROOM * cones[node].total_count * float(class_weights.max())
+        most = np.sqrt(2 * squares) * length * count
         if (np.abs(sent - sent[0]) > most + 1e-9 * sent[0]).any():
             reasons[node] = "its losses change by more than the step can change them"
+        elif sums is not None and tried is not None:
+            bends = count * length**2 / 4 * squares
+            if _contradicts(sent, sums[node], moved, tried, bends):
+                reasons[node] = "its losses are not those of a layer with its gradient"
     return reasons
 
 
-def screen_slopes(
-    losses: Mapping[str, Float],
-    sums: Mapping[str, Any],
-    cones: Mapping[str, ClassMomentCone],
-    layers: Sequence[Float],
-    tried: Float,
-    scale: Float,
-    class_weights: Float,
-) -> dict[str, str]:
-    """Return by node why its losses (M,) are not those of a layer with its gradient.
-
-    The loss is convex, so it is nowhere below its tangent, nor above a chord; and it bends by no
-    more than half of a step's scores squared. `tried` (M, 2) are multiples and lengths of the
-    `layers`, `sums` as in `screen_gradients`, the rest as in `screen_losses`.
-    """
-    lines = [np.flatnonzero(tried[:, 0] == multiple) for multiple in np.unique(tried[:, 0])]
-    lines = [line[np.argsort(tried[line, 1])] for line in lines]
-    moved, reasons = np.stack(layers) - layers[0], {}
-    for node, sent in losses.items():
-        seen, length = sums[node], input_length(pool_moments([cones[node]]), scale)
-        tangent = seen.loss + np.einsum("mcf,cf->m", moved, seen.gradient)
-        # Rounding is even over an entry's error, so its deviation is a root of 3 below that.
-        rounding = np.sqrt((moved**2).sum(axis=2) @ seen.errors**2 / 3)
-        off = _DEVIATIONS * rounding + _OFF_LOSS * seen.loss
-        count = cones[node].total_count * float(class_weights.max())
-        bends = _ROOM * count * length**2 / 4 * (moved**2).sum(axis=(1, 2))
-        bent = [_above_chords(tried[line, 1], sent[line]) for line in lines]
-        is_over = max(bent) > _OFF_LOSS * seen.loss
-        if is_over or (sent < tangent - off).any() or (sent > tangent + off + bends).any():
-            reasons[node] = "its losses are not those of a layer with its gradient"
-    return reasons
+def _contradicts(sent: Float, seen: Any, moved: Float, tried: Float, bends: Float) -> bool:
+    """Return whether losses are below the tangent, above a chord, or bend more than they can."""
+    tangent = seen.loss + np.einsum("mcf,cf->m", moved, seen.gradient)
+    # Rounding is even over an entry's error, so its deviation is a root of 3 below that.
+    rounding = np.sqrt((moved**2).sum(axis=2) @ seen.errors**2 / 3)
+    off = _DEVIATIONS * rounding + _OFF_LOSS * seen.loss
+    for multiple in np.unique(tried[:, 0]):
+        line = np.flatnonzero(tried[:, 0] == multiple)
+        line = line[np.argsort(tried[line, 1])]
+        if _above_chords(tried[line, 1], sent[line]) > _OFF_LOSS * seen.loss:
+            return True
+    return bool((sent < tangent - off).any() or (sent > tangent + off + bends).any())
 
 
 def _above_chords(at: Float, values: Float) -> float:

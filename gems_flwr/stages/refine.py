@@ -35,7 +35,6 @@ from gems_flwr.spaces import (
     input_length,
     screen_gradients,
     screen_losses,
-    screen_slopes,
 )
 from gems_flwr.spaces.cone import (
     REFINE_DAMPING,
@@ -294,9 +293,8 @@ class RefineRound:
         counted = {n: a * self.factors[n] for n, a in answers.items() if n in nodes}
         if self.robust:
             layers = points_at(self.point, direction, tried)
-            cones, about = self.memory.cones, (self.scale, self.weights)
-            lies = screen_slopes(counted, self.replies, cones, layers, tried, *about)
-            lies |= screen_losses(counted, cones, layers, *about)
+            about = layers, self.scale, self.weights, self.replies, tried
+            lies = screen_losses(counted, self.memory.cones, *about)
             counted = self.round.leave_out(counted, lies)
         sums = self._added(counted)
         return dataclasses.replace(sums, safe=_safe(counted)) if counted and self.robust else sums

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -304,14 +305,17 @@ def test_no_honest_gradient_and_no_honest_losses_are_held_against_a_node(seed, s
     cone = build_cone(samples.inputs, samples.labels, CLASSES, rank=2, min_count=2)
     rng = np.random.default_rng(seed)
     scale = rng.uniform(0.3, 3, FEATURES)
-    layers = [size * rng.normal(size=(CLASSES, FEATURES + 1)) for _ in range(4)]
-    weights = rng.uniform(0.2, 3, CLASSES)
-    sums = [loss_sums(samples, layer, scale, weights) for layer in layers]
-    told = np.array([each.loss for each in sums])
-    assert not any(screen_gradients({"a": s}, {"a": cone}, scale, weights) for s in sums)
-    assert not screen_losses({"a": told}, {"a": cone}, layers, scale, weights)
+    layer, step = size * rng.normal(size=(2, CLASSES, FEATURES + 1))
+    tried, weights = candidates(), rng.uniform(0.2, 3, CLASSES)
+    layers = points_at(layer, step, tried)
+    sums = loss_sums(samples, layer, scale, weights)
+    sent = {"a": SimpleNamespace(**vars(sums), errors=np.zeros(CLASSES))}
+    told = np.array([loss_sums(samples, each, scale, weights).loss for each in layers])
+    about = {"a": cone}, layers, scale, weights, sent, tried
+    assert not screen_gradients(sent, {"a": cone}, scale, weights)
+    assert not screen_losses({"a": told}, *about)
     told[2] += 1e12
-    assert screen_losses({"a": told}, {"a": cone}, layers, scale, weights)
+    assert screen_losses({"a": told}, *about)
 
 
 def test_the_length_of_inputs_is_in_the_moments():
