@@ -8,11 +8,10 @@ node sets them without touching the app::
 
     --node-config "require-dp=true dp-budget=3.0 privacy-ledger='/srv/spent.json'"
 
-What an answer gives away also depends on what the server has asked before. The privacy spent,
-adaptive answers, and what the node answers on (its first layers below the head, its groups) are
-kept where neither a message nor a restart can undo it: in the node's state in Flower, which is that
-of one run, and in a file, the ledger. Of two numbers the larger counts. It is written before a
-release leaves the node: a crash in between spends too much, never too little.
+The privacy spent, adaptive answers, and what the node answers on (its first layers below the head,
+its groups) are kept where neither a message nor a restart can undo it: in the node's state in
+Flower, which is that of one run, and in a file, the ledger. Of two numbers the larger counts. It is
+written before a release leaves the node: a crash in between spends too much, never too little.
 """
 
 from __future__ import annotations
@@ -85,10 +84,9 @@ class NodeLimits:
         (`Gems(refine=…)`), as sums over no fewer samples than class moments need. Without masks
         only as often as `adaptive_answers` says.
     adaptive_answers : int or None, default 0
-        How many questions whose content the server chooses freely the node answers alone about
-        each class, in all its runs: gradients and losses (two for each round of refinement),
-        features of layers that are neither the node's own nor the first that it was given, other
-        groups than the first. Under masks they are answered in any case. None for any number.
+        How many questions of a content that the server chooses (gradients and losses, two a round;
+        other layers below the head, or groups, than the first) the node answers without masks
+        about each class, in all its runs; None for any number.
     share_examples, seeded_noise : bool, default False
         Whether the node hands out its raw data (the pooled reference), and draws private noise
         from the run's seed. For simulations only, where all data is on one machine anyway.

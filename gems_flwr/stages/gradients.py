@@ -7,11 +7,9 @@ a known part of its row's scale, which the bound on the result takes into accoun
 symmetric and only steer steps: upper halves in half precision, divided by the node's weight. Raw
 bytes have no headers; their lengths are known beforehand, also before they are inflated.
 
-**What a node shows.** The server chooses the layer, so these questions are adaptive: a node answers
-them under masks, or as often as its limits say. Alone it leaves out classes with too few samples
-and rounds every sum by the rule of class moments (`sum_steps`), unless its limits allow full
-moments. By how much a row may be off is in the reply, and so in the bound on the result; losses are
-rounded so that none seems to fall that does not.
+The server chooses the layer, so a node answers under masks, or as often as its limits say. Alone it
+leaves out classes with too few samples and rounds every sum by the rule of class moments
+(`sum_steps`), unless its limits allow full moments. By how much a row may be off is in the reply.
 
 `GradientSum` and `LossesSum` ask for the same as sums over nodes (`Round.total`).
 """
@@ -124,15 +122,15 @@ class _AboutLoss(Question[Any]):
         """Return that it is a loss at a layer that the server chose."""
         return Disclosure("loss", masked_with=node.masked_with, adaptive=True)
 
-    def shown(self, node: Node, least: int | None = None) -> Samples:
-        """Return the samples of classes that have enough, and note that they get an answer.
-
-        For sums `least` says how many that is; else it is as many as for class moments.
-        """
+    def shown(self, node: Node) -> Samples:
+        """Return the samples of classes that have enough, and note that they get an answer."""
         samples = node.inputs("train")
-        if least is None:
-            features = samples.inputs.shape[1]
-            least = smallest_count(features) if is_guarded(node) else 1
+        if isinstance(self, SumQuestion):
+            # As in the moments, whose totals bound sums.
+            asked: int | None = getattr(self, "min_count", None)
+            least = node.limits.least_for_sums(asked, masked=node.masked_with > 0)
+        else:
+            least = smallest_count(samples.inputs.shape[1]) if is_guarded(node) else 1
         samples = large_enough(samples, least)
         if not len(samples) and not node.masked_with:
             raise RefusedError("largest_rank", f"no class has the {least} samples that it takes")
@@ -283,7 +281,7 @@ class GradientSum(SumQuestion, _AboutLoss):
     def summand(self, node: Node) -> dict[str, Float]:
         """Return the node's sums, by section."""
         _, scale, weights = self.layer_on(node)
-        samples = self.shown(node, _least(node, self.min_count))
+        samples = self.shown(node)
         sums, _ = self.sums(node, samples, self.by_class)
         return gradient_summand(sums, _by_class(weights, samples), _doubles(self.center) / scale)
 
@@ -354,14 +352,9 @@ class LossesSum(SumQuestion, _AlongStep):
 
     def summand(self, node: Node) -> dict[str, Float]:
         """Return the node's sums, by section."""
-        samples = self.shown(node, _least(node, self.min_count))
+        samples = self.shown(node)
         losses, weights = self.losses(node, samples)
         return {"losses": losses, "weights": _by_class(weights, samples)}
-
-
-def _least(node: Node, min_count: int | None) -> int:
-    """Return how many samples a class has that was in the moments, whose totals bound sums."""
-    return node.limits.least_for_sums(min_count, masked=node.masked_with > 0)
 
 
 def is_guarded(node: Node) -> bool:

@@ -162,10 +162,9 @@ def mean_step(count: int, features: int, variance: float) -> float:
 def sum_steps(parts: Float, labels: Float, numbers: int) -> Float:
     """Return to which steps sums over samples are rounded, in a reply with so many numbers.
 
-    `parts` (n, K) is how much each sample adds to each of K sums, in length. As for class moments a
-    step is up to three times that of a typical sample; what counts is the *effective* number of a
-    class's samples, the square of the sum of squares over the sum of fourth powers, so that a few
-    that a layer singles out do not pass for all. The class with the longest step decides.
+    `parts` (n, K) is how much each sample adds to each of K sums, in length. What counts is the
+    *effective* number of a class's samples, the square of the sum of squares over that of fourth
+    powers: a few that a layer singles out do not pass for all. The longest step decides.
     """
     steps = np.zeros(parts.shape[1])
     for label in np.unique(labels):

@@ -144,16 +144,9 @@ class MomentSum(SumQuestion):
         directions = 0 if self.codes is None else min(len(self.codes) + self.random, features)
         each = max(directions, 0 if has_mean else 1)
         groups = tuple(Group(name, count, each, has_mean) for name, count in named if count)
-        return Disclosure(
-            "moments",
-            features,
-            groups,
-            self.min_count,
-            masked_with=node.masked_with,
-            # In which directions is the server's choice.
-            adaptive=self.stage in ("sketch", "covariances"),
-            planned=self.planned,
-        )
+        about: dict[str, Any] = {"masked_with": node.masked_with, "planned": self.planned}
+        about["adaptive"] = self.stage in ("sketch", "covariances")  # in directions of the server's
+        return Disclosure("moments", features, groups, self.min_count, **about)
 
     def _total_counts(self, counts: NDArray[Any], node: Node) -> NDArray[Any]:
         """Return how many samples of the node's classes all nodes have, as the server says."""
