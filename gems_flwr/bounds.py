@@ -41,8 +41,18 @@ MAX_CLASSES = 10**6
 MAX_FEATURES = 10**7
 # Models that a node trains in a round.
 MAX_CAPACITY = 10**6
-# Directions that a radius was looked for in; only told.
-MAX_DIRECTIONS = 10**9
+# Directions that a radius is looked for in: 500 in the papers, and each is a pass over the data.
+MAX_DIRECTIONS = 100_000
+# What a class falls into at most, clusters or random groups; each has moments of its own.
+MAX_PIECES = 1000
+# Random columns of a sketch, which a node multiplies its data with: 20 by default.
+MAX_COLUMNS = 10_000
+# Points along a step at which a node sums up its loss; refinement asks for 39.
+MAX_POINTS = 100
+# Numbers of a model that a server sends, and how many times those of a node's own network they may
+# be beyond that: merged layers are wider than the node's, up to as many times as there are nodes.
+MAX_PARAMETERS = 10**7
+MAX_GROWTH = 20
 # Points of a curve of radii.
 MAX_CURVE_POINTS = 1001
 # Sums over rounds and nodes stay finite, and so do their squares.

@@ -28,6 +28,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from gems_flwr.bounds import MAX_PARAMETERS
 from gems_flwr.errors import BadReplyError, OptionError
 from gems_flwr.typing import Arrays
 
@@ -200,6 +201,9 @@ def decode_whole(packed: PackedModel) -> dict[str, NDArray]:
     types = [np.dtype("<f2") if half else np.dtype(kind) for _, kind, _, half in layout]
     sizes = [int(np.prod(shape, dtype=np.int64)) for _, _, shape, _ in layout]
     lengths = [size * kind.itemsize for size, kind in zip(sizes, types, strict=True)]
+    # Weights hardly deflate; what does is small, or meant to fill the node's memory.
+    if sum(sizes) > max(MAX_PARAMETERS, 8 * len(packed.exact)):
+        raise BadReplyError(f"{sum(sizes):,} numbers in {len(packed.exact):,} bytes are no model")
     exact = io.BytesIO(_inflated(packed.exact, sum(lengths), "exact"))
     return {
         name: _read(exact.read(length), written, shape).astype(np.dtype(kind), copy=False)

@@ -9,7 +9,7 @@ from gems_flwr.faces import lazy_face
 
 _NAMES = {
     "in_process": "InProcessGrid",
-    "known_layers": "KnownLayers complete_model lacking_layers",
+    "known_layers": "KnownLayers complete_model lacking_layers layers_digest",
     "masked": "MASKS MaskedSums answer_masked",
     "metered": "MeteredGrid",
     "packed": (

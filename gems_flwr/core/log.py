@@ -46,9 +46,9 @@ def log_event(event: str, /, **fields: object) -> None:
 
 
 def log_text(*lines: str) -> None:
-    """Log lines for people."""
+    """Log lines for people; what nodes have written, names as well, steers no terminal."""
     for line in lines:
-        logger.info("%s", line)
+        logger.info("%s", "\t".join(map(readable, line.split("\t"))))
 
 
 def is_heard() -> bool:

@@ -8,8 +8,9 @@ node sets them without touching the app::
 
     --node-config "require-dp=true dp-budget=3.0 privacy-ledger='/srv/spent.json'"
 
-The privacy spent is kept where neither a message nor a restart can undo it: in the node's state in
-Flower, which is that of one run, and in a file, the ledger. The larger of the two counts. It is
+The privacy spent, adaptive answers, and what the node answers on (its first layers below the head,
+its groups) are kept where neither a message nor a restart can undo it: in the node's state in
+Flower, which is that of one run, and in a file, the ledger. Of two numbers the larger counts. It is
 written before a release leaves the node: a crash in between spends too much, never too little.
 """
 
@@ -43,13 +44,12 @@ from gems_flwr.spaces.cone import (
     allowed_rank,
     is_rank,
     may_send_full,
-    smallest_count,
     spent_epsilon,
 )
 
-# In the node's state in Flower: the sum of squared mu of all Gaussian releases, from which any
-# (epsilon, delta) follows.
-PRIVACY_SPENT, SQUARED_MU = "privacy-spent", "squared-mu"
+# In the node's state in Flower; in it the sum of squared mu of all Gaussian releases, from which
+# any (epsilon, delta) follows.
+LEDGER, SQUARED_MU = "ledger", "squared_mu"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,12 @@ class NodeLimits:
         Whether the node reports how accurate a model is on its own data.
     share_gradients : bool, default True
         Whether the node sends loss and gradient of a model on its training data
-        (`Gems(refine=…)`), as sums over no fewer samples than class moments need.
+        (`Gems(refine=…)`), as sums over no fewer samples than class moments need. Without masks
+        only as often as `adaptive_answers` says.
+    adaptive_answers : int or None, default 0
+        How many questions of a content that the server chooses (gradients and losses, two a round;
+        other layers below the head, or groups, than the first) the node answers without masks
+        about each class, in all its runs; None for any number.
     share_examples, seeded_noise : bool, default False
         Whether the node hands out its raw data (the pooled reference), and draws private noise
         from the run's seed. For simulations only, where all data is on one machine anyway.
@@ -115,6 +120,7 @@ class NodeLimits:
     ledger: str | Path | None = None
     allow_scores: bool = True
     share_gradients: bool = True
+    adaptive_answers: int | None = 0
     share_examples: bool = False
     seeded_noise: bool = False
     min_mean_count: int = MEAN_COUNT
@@ -124,12 +130,13 @@ class NodeLimits:
     only_sums: bool = False
 
     def __post_init__(self) -> None:
-        budget = self.dp_budget
+        budget, answers = self.dp_budget, self.adaptive_answers
         rules = {
             "min_count": (self.min_count >= 2, "at least 2"),
             "min_mean_count": (self.min_mean_count >= 2, "at least 2"),
             "largest_rank": (is_rank(self.largest_rank), "'auto', 'full' or a number from 1"),
             "dp_budget": (budget is None or budget > 0, "above 0, or none"),
+            "adaptive_answers": (answers is None or answers >= 0, "at least 0, or none"),
             "dp_delta": (0 < self.dp_delta < 1, "in (0, 1)"),
             "honest_nodes": (self.honest_nodes >= 1, "at least 1"),
             "least_nodes": (self.least_nodes >= 3, "at least 3"),
@@ -203,10 +210,29 @@ class NodeLimits:
             raise RefusedError("require_dp", f"a {kind} without noise; ask with dp_epsilon")
         elif kind == "moments":
             self._allow_moments(disclosure)
-        elif kind == "loss":
-            self._allow_gradient(disclosure)
         elif kind == "second moments":
             self._allow_second_moments(disclosure)
+        if not disclosure.masked_with:
+            self.count_adaptive({}, disclosure)
+
+    def count_adaptive(self, given: Mapping[str, int], disclosure: Disclosure) -> dict[str, int]:
+        """Return how many adaptive answers each group has got with this one, or refuse it.
+
+        `given` has those so far, by the group's name; while groups are not known the most count.
+        """
+        most, more = self.adaptive_answers, disclosure.adaptive + disclosure.planned
+        so_far = {group.name: given.get(group.name, 0) for group in disclosure.groups}
+        so_far = so_far or {"a class": max(given.values(), default=0)}
+        for name, count in so_far.items():
+            if more and most is not None and count + more > most:
+                raise RefusedError(
+                    "adaptive_answers",
+                    f"it is {most}, and the server wants {more} of {name} beside the {count} that "
+                    "it got, of contents that it chooses (gradients, losses, other layers below "
+                    "the head than the node's own or its first, other groups): ask with "
+                    f"secure=SecureSum(), or the node's owner sets adaptive-answers={count + more}",
+                )
+        return {name: count + disclosure.adaptive for name, count in so_far.items()}
 
     def allow_handler(self, message: Message) -> None:
         """Refuse to pass an ordinary message to the app's own handler where limits forbid that."""
@@ -266,20 +292,6 @@ class NodeLimits:
                 f"{instead}",
             )
 
-    def _allow_gradient(self, disclosure: Disclosure) -> None:
-        """Refuse a gradient of too few samples, or a row that few samples make up."""
-        if disclosure.masked_with or self.largest_rank == "full":
-            return
-        least = max(self.min_count, smallest_count(disclosure.features))
-        for group in disclosure.groups:
-            if group.directions:  # a row of the gradient
-                if group.samples < self.min_count:
-                    few = f"about {group.samples:.3g} samples make up a row of the gradient"
-                    raise RefusedError("min_count", f"it is {self.min_count}, and {few}")
-            elif group.samples < least:
-                few = f"the gradient of {group.samples} samples, it takes {least} at least"
-                raise RefusedError("largest_rank", few)
-
     def _allow_second_moments(self, disclosure: Disclosure) -> None:
         """Refuse the second moments of all inputs of a layer where samples are too few."""
         features = disclosure.features
@@ -300,7 +312,13 @@ class NodeLimits:
         return Path(home).expanduser() / f"privacy-{quote(node, safe='')[:100]}-{digest}.json"
 
 
-UNLIMITED = NodeLimits(largest_rank="full", dp_budget=None, share_examples=True, seeded_noise=True)
+UNLIMITED = NodeLimits(
+    largest_rank="full",
+    dp_budget=None,
+    adaptive_answers=None,
+    share_examples=True,
+    seeded_noise=True,
+)
 """For simulations: all that the papers' experiments ask for."""
 
 # Fields that a node's config sets, and the kinds of their values.
@@ -314,6 +332,7 @@ _NODE_KEYS: dict[str, tuple[type, ...]] = {
     "ledger": (str,),
     "allow_scores": (bool,),
     "share_gradients": (bool,),
+    "adaptive_answers": (int,),
     "honest_nodes": (int,),
     "least_nodes": (int,),
     "least_threshold": (float, int),
@@ -330,9 +349,8 @@ def spend(squared_mu: float, limits: NodeLimits, context: Context, node: str) ->
     A release beyond the budget is refused, and not noted; so is any where the ledger cannot be
     read, since it is not known what was spent.
     """
-    path = limits.ledger_of(node)
-    with _locked(path):
-        before = max(_in_state(context), 0.0 if path is None else _in_file(path))
+    with ledger(limits.ledger_of(node), context) as entries:
+        before = float(entries.get(SQUARED_MU, 0.0))
         total = before + squared_mu
         epsilon = spent_epsilon(total, limits.dp_delta)
         if limits.dp_budget is not None and epsilon > limits.dp_budget * (1 + 1e-9) + 1e-6:
@@ -343,40 +361,48 @@ def spend(squared_mu: float, limits: NodeLimits, context: Context, node: str) ->
                 f"{limits.dp_delta:g}, and this release would make it {epsilon:.4g}"
                 " (in a simulation, give the mod limits=UNLIMITED)",
             )
-        if path is not None:
-            write_atomically(path, json.dumps({"squared_mu": total}).encode())
-        context.state[PRIVACY_SPENT] = ConfigRecord({SQUARED_MU: total})
+        entries[SQUARED_MU] = total
     return epsilon
 
 
-def _in_state(context: Context) -> float:
-    record = context.state.get(PRIVACY_SPENT)
-    value = record.get(SQUARED_MU) if isinstance(record, ConfigRecord) else 0.0
-    return float(value) if isinstance(value, int | float) else 0.0
+@contextlib.contextmanager
+def ledger(path: Path | None, context: Context) -> Iterator[dict[str, Any]]:
+    """Give what a node has noted, numbers and texts; what is changed is kept, unless by an error.
+
+    One process of a node at a time reads and writes its file.
+    """
+    if path is None:
+        lock: Any = contextlib.nullcontext()
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.with_name(f".{path.name}.lock").open("w")
+    with lock as held:
+        if path is not None:
+            fcntl.flock(held, fcntl.LOCK_EX)
+        record = context.state.get(LEDGER)
+        here = dict(record) if isinstance(record, ConfigRecord) else {}
+        there = {} if path is None else _in_file(path)
+        larger = {k: max(v, there.get(k, v)) for k, v in here.items() if not isinstance(v, str)}
+        entries: dict[str, Any] = {**here, **there, **larger}
+        before = dict(entries)
+        yield entries
+        if entries != before:
+            if path is not None:
+                write_atomically(path, json.dumps({SQUARED_MU: 0.0, **entries}).encode())
+            context.state[LEDGER] = ConfigRecord(entries)
 
 
-def _in_file(path: Path) -> float:
+def _in_file(path: Path) -> dict[str, Any]:
     if not path.exists():
-        return 0.0
+        return {}
     try:
-        value = float(json.loads(path.read_text())["squared_mu"])
-        if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"squared_mu is {value}")
+        entries = dict(json.loads(path.read_text()))
+        numbers = [v for v in (entries[SQUARED_MU], *entries.values()) if not isinstance(v, str)]
+        if not all(math.isfinite(number) and number >= 0 for number in numbers):
+            raise ValueError(f"its numbers are {numbers}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"the privacy ledger {path} cannot be read ({error}), so what was spent is not known: "
             "put a copy back, or remove it if nothing was ever released"
         ) from error
-    return value
-
-
-@contextlib.contextmanager
-def _locked(path: Path | None) -> Iterator[None]:
-    """Let one process of a node at a time read and write its ledger."""
-    if path is None:
-        yield
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(f".{path.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    return entries

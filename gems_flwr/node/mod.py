@@ -18,8 +18,10 @@ from the node's data, so such questions are refused by name.
 from __future__ import annotations
 
 import contextlib
+import math
+import secrets
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 import gems_flwr.questions  # noqa: F401 - every question registers itself
+from gems_flwr.bounds import MAX_GROWTH, MAX_PARAMETERS
 from gems_flwr.carriers import (
     MASKS,
     PACKED,
@@ -34,10 +37,11 @@ from gems_flwr.carriers import (
     answer_packed,
     complete_model,
     lacking_layers,
+    layers_digest,
 )
 from gems_flwr.core.flower import HANDLER_RAISED, ClientAppCallable, Mod
 from gems_flwr.core.nodes import Name
-from gems_flwr.core.question import take_question
+from gems_flwr.core.question import Disclosure, take_question
 from gems_flwr.core.records import (
     CONFIG,
     RUN_SEED,
@@ -65,7 +69,7 @@ from gems_flwr.networks import (
     lowest_layers,
     read_node_data,
 )
-from gems_flwr.node.limits import NodeLimits, spend
+from gems_flwr.node.limits import NodeLimits, ledger, spend
 from gems_flwr.samples import Samples
 from gems_flwr.spaces import OutputLayer
 from gems_flwr.typing import Arrays, Float
@@ -206,7 +210,7 @@ def _answer(
         disclosure = question.discloses(node)
         if disclosure.kind not in ("nothing", "model"):
             refuse_bypass(call_next)
-        node.limits.allow(disclosure)
+        node.allow(disclosure)
     content = question.answer(node)
     content.update({**name, **node.beside})
     if node.handler_reply is not None:
@@ -252,6 +256,8 @@ def inner_mods(call_next: ClientAppCallable) -> list[str]:
 # --- what questions work with on a node -------------------------------------------------------
 
 FROZEN_LAYERS = "frozen-layers"
+# Before the name of a group, in the node's ledger: how many adaptive answers it has got.
+ADAPTIVE = "adaptive "
 
 
 @dataclass(frozen=True)
@@ -349,8 +355,14 @@ class Node:
 
     @cached_property
     def model(self) -> Arrays:
-        """The model that came with the question."""
-        return to_numpy(only_model(self.message.content))
+        """The model that came with the question; one far beyond the node's own is refused."""
+        record = only_model(self.message.content)
+        most, builder = MAX_PARAMETERS, self.options.builder
+        if builder is not None:
+            most = max(most, MAX_GROWTH * sum(a.numel() for a in builder().state_dict().values()))
+        if (size := sum(math.prod(array.shape) for array in record.values())) > most:
+            raise ModelError(f"the server's model has {size:,} numbers, this node takes {most:,}")
+        return to_numpy(record)
 
     def module(self) -> nn.Module:
         """Return the torch module; a ModelError if the mod was given none."""
@@ -412,6 +424,63 @@ class Node:
         if reply.has_error():
             raise HandlerFailedError(reply)
         return reply.content
+
+    # --- what is given away -------------------------------------------------------------------
+
+    def allow(self, disclosure: Disclosure, *, leaves: bool = False) -> None:
+        """Refuse an answer beyond the node's limits; note an adaptive one that `leaves` now."""
+        exact = disclosure.kind == "moments" and disclosure.squared_mu is None
+        if exact and not self.masked_with and self.is_steered:
+            disclosure = replace(disclosure, adaptive=True)
+        self.limits.allow(disclosure)
+        chosen = disclosure.adaptive or disclosure.planned
+        if chosen and not self.masked_with and self.limits.adaptive_answers:
+            with self._ledger() as entries:
+                noted = [name for name in entries if name.startswith(ADAPTIVE)]
+                given = {name.removeprefix(ADAPTIVE): entries[name] for name in noted}
+                counts = self.limits.count_adaptive(given, disclosure)
+                if leaves:
+                    entries.update({ADAPTIVE + name: n for name, n in counts.items()})
+
+    def pin(self, what: str, value: str) -> bool:
+        """Return whether this is the first value of its kind that the server chose, and keep it."""
+        with self._ledger() as entries:
+            return bool(entries.setdefault(what, value) == value)
+
+    def secret_seed(self, *path: str | int) -> int:
+        """Return a seed for one purpose that the server cannot know, always the same."""
+        if self.limits.seeded_noise:
+            return self.seed(*path)
+        with self._ledger() as entries:
+            return derive_seed(int(entries.setdefault("secret", secrets.token_hex(32)), 16), *path)
+
+    def _ledger(self) -> contextlib.AbstractContextManager[dict[str, Any]]:
+        # A simulated node, which Flower gives this number, begins anew with every run: a second one
+        # may well start from other random layers.
+        simulated = "num-partitions" in self.context.node_config and self.limits.ledger is None
+        return ledger(None if simulated else self.limits.ledger_of(self.name), self.context)
+
+    @cached_property
+    def is_steered(self) -> bool:
+        """Whether the layers below the output layer are the server's, and not the first it sent."""
+        builder = self.options.builder
+        if self.limits.adaptive_answers is None or builder is None:
+            return False
+        # Copies: finding the head loads the server's layers, perhaps into what `model` keeps.
+        state = {key: a.detach().cpu().numpy().copy() for key, a in builder().state_dict().items()}
+        head = self.output_layer().keys
+        sent, own = ({k: a for k, a in m.items() if k not in head} for m in (self.model, state))
+        if not sent:
+            return False
+        is_own = self.pin("own layers", layers_digest(own))
+        if is_own and layers_digest(sent) == layers_digest(own):
+            return False
+        # Layers narrower than the node's own would show more of a sample.
+        fits = sent.keys() == own.keys() and all(
+            len(a.shape) == len(own[k].shape) and np.less_equal(own[k].shape, a.shape).all()
+            for k, a in sent.items()
+        )
+        return not fits or not self.pin("layers", layers_digest(sent))
 
     def spend(self, squared_mu: float) -> None:
         """Note a private release in the node's ledger, or refuse it."""

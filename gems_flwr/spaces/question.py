@@ -35,9 +35,13 @@ class SpaceQuestion(LayerQuestion[Any]):
     dp_seeded : bool, default False
         Whether private noise is to come from the run's seed, which protects no one. Simulations
         ask for it, whatever the space; a node with data of its own refuses.
+    refines : int, default 0
+        How many rounds of refinement the server announces, so that a node whose limits forbid them
+        refuses before anything is sent; `Gems` sets it.
     """
 
     dp_seeded: bool = field(default=False, kw_only=True)
+    refines: int = field(default=0, kw_only=True)
 
     @abstractmethod
     def build(self, node: Node) -> Any:
@@ -68,7 +72,7 @@ class SpaceQuestion(LayerQuestion[Any]):
     def answer(self, node: Node) -> RecordDict:
         """Return the space as arrays and a description."""
         space = self.build(node)
-        node.limits.allow(self.shown(space, node))
+        node.allow(self.shown(space, node), leaves=True)
         node.report_space(space)
         arrays, meta = space.to_arrays()
         return RecordDict({SPACE: to_record(arrays), META: ConfigRecord({_TEXT: json.dumps(meta)})})

@@ -41,6 +41,10 @@ SPREAD = 3.0
 FEW = 10
 # Moments came rounded, and classes may have been withheld.
 _ROOM = 1.5
+# By which share of where it begins a loss may be off, which nodes round.
+_OFF_LOSS = 0.1
+# More of them than the rounding of any honest gradient comes to.
+_DEVIATIONS = 6.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -206,7 +210,9 @@ def screen_gradients(
     for node, sent in sums.items():
         length = input_length(pool_moments([cones[node]]), scale)
         most = _ROOM * np.sqrt(2 * sent.loss * heaviest * sent.count) * length
-        found = float(np.linalg.norm(sent.gradient))
+        # Where nodes round it, by no more than they report.
+        rounding = float(np.sqrt(sent.gradient.shape[1]) * np.linalg.norm(sent.errors))
+        found = float(np.linalg.norm(sent.gradient)) - rounding
         if found > most:
             reasons[node] = f"its gradient has length {found:.4g}, its loss allows {most:.4g}"
         elif sent.weight > _ROOM * heaviest * sent.count:
@@ -220,20 +226,48 @@ def screen_losses(
     layers: Sequence[Float],
     scale: Float,
     class_weights: Float,
+    sums: Mapping[str, Any] | None = None,
+    tried: Float | None = None,
 ) -> dict[str, str]:
     """Return by node why its losses (M,) at the layers (C, D + 1) cannot be what it says.
 
-    The first layer is the one that all begin with; the rest as in `screen_gradients`.
+    The first layer is the one that all begin with; `tried` (M, 2) are their multiples and lengths,
+    `sums` and the rest as in `screen_gradients`.
     """
-    moved = np.array([float(np.linalg.norm(layer - layers[0])) for layer in layers])
-    reasons = {}
+    moved, reasons = np.stack(layers) - layers[0], {}
+    squares = (moved**2).sum(axis=(1, 2))
     for node, sent in losses.items():
         length = input_length(pool_moments([cones[node]]), scale)
-        count = cones[node].total_count * float(class_weights.max())
-        most = _ROOM * np.sqrt(2) * length * count * moved
+        count = _ROOM * cones[node].total_count * float(class_weights.max())
+        most = np.sqrt(2 * squares) * length * count
         if (np.abs(sent - sent[0]) > most + 1e-9 * sent[0]).any():
             reasons[node] = "its losses change by more than the step can change them"
+        elif sums is not None and tried is not None:
+            bends = count * length**2 / 4 * squares
+            if _contradicts(sent, sums[node], moved, tried, bends):
+                reasons[node] = "its losses are not those of a layer with its gradient"
     return reasons
+
+
+def _contradicts(sent: Float, seen: Any, moved: Float, tried: Float, bends: Float) -> bool:
+    """Return whether losses are below the tangent, above a chord, or bend more than they can."""
+    tangent = seen.loss + np.einsum("mcf,cf->m", moved, seen.gradient)
+    # Rounding is even over an entry's error, so its deviation is a root of 3 below that.
+    rounding = np.sqrt((moved**2).sum(axis=2) @ seen.errors**2 / 3)
+    off = _DEVIATIONS * rounding + _OFF_LOSS * seen.loss
+    for multiple in np.unique(tried[:, 0]):
+        line = np.flatnonzero(tried[:, 0] == multiple)
+        line = line[np.argsort(tried[line, 1])]
+        if _above_chords(tried[line, 1], sent[line]) > _OFF_LOSS * seen.loss:
+            return True
+    return bool((sent < tangent - off).any() or (sent > tangent + off + bends).any())
+
+
+def _above_chords(at: Float, values: Float) -> float:
+    """Return by how much values along a line exceed what their neighbours allow, if convex."""
+    share = (at[2:] - at[1:-1]) / (at[2:] - at[:-2])
+    chords = share * values[:-2] + (1 - share) * values[2:]
+    return float((values[1:-1] - chords).max(initial=0.0))
 
 
 def input_length(moments: PooledMoments, scale: Float) -> float:

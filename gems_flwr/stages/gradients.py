@@ -7,11 +7,16 @@ a known part of its row's scale, which the bound on the result takes into accoun
 symmetric and only steer steps: upper halves in half precision, divided by the node's weight. Raw
 bytes have no headers; their lengths are known beforehand, also before they are inflated.
 
+The server chooses the layer, so a node answers under masks, or as often as its limits say. Alone it
+leaves out classes with too few samples and rounds every sum by the rule of class moments
+(`sum_steps`), unless its limits allow full moments. By how much a row may be off is in the reply.
+
 `GradientSum` and `LossesSum` ask for the same as sums over nodes (`Round.total`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import zlib
 from collections.abc import Mapping, Sequence
@@ -23,17 +28,21 @@ import torch
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from gems_flwr.bounds import MAX_EXAMPLES, MAX_METRIC, MAX_MOMENT, MAX_WEIGHT
+from gems_flwr.bounds import MAX_EXAMPLES, MAX_METRIC, MAX_MOMENT, MAX_POINTS, MAX_WEIGHT
 from gems_flwr.core.question import Disclosure, Group, LayerQuestion, Question, SumQuestion
 from gems_flwr.core.records import METRICS, NUM_EXAMPLES
-from gems_flwr.errors import BadReplyError, ModelError, shown
+from gems_flwr.errors import BadReplyError, ModelError, RefusedError, shown
 from gems_flwr.samples import Samples
 from gems_flwr.spaces.cone import (
     LossSums,
+    gradient_parts,
     gradient_summand,
     large_enough,
     loss_sums,
     losses_along,
+    rounded,
+    smallest_count,
+    sum_steps,
 )
 from gems_flwr.typing import Float
 
@@ -42,10 +51,9 @@ if TYPE_CHECKING:
 
 GRADIENT, CODES, SCALES, ALONG = "gradient", "codes", "scales", "along"
 CURVATURE, CLASSES, WEIGHT_SUM = "curvature", "classes", "weight-sum"
+STEPS, WITHHELD = "steps", "withheld"
 LOSS_SUM, LOSS_SUMS = "loss-sum", "loss-sums"
 
-# Many more than a server has use for; each takes the node a moment.
-_MOST_POINTS = 1000
 # By which part of its row's largest number an entry may be off: half a step, and the rounding of
 # division and multiplication in double precision.
 _OFF = 0.5 / 127 * (1 + 1e-9)
@@ -65,6 +73,7 @@ class GradientReply:
     gradient: Float  # (C, D + 1), as it was rounded
     errors: Float  # (C,), by how much an entry of each row may be off
     curvature: Float  # for each true class, or for all of them: (C, C, C) or (1, C, C)
+    withheld: Float  # above 0 for classes that are in none of this (C,)
 
     def times(self, factor: float) -> GradientReply:
         """Return the sums as if there were more or fewer samples of the same kind."""
@@ -110,19 +119,45 @@ class _AboutLoss(Question[Any]):
         return layer, scale, np.array(self.class_weights or np.ones(len(layer)))
 
     def discloses(self, node: Node) -> Disclosure:
-        """Return that it is a loss; how many samples are behind it is checked when it is known."""
-        return Disclosure("loss", masked_with=node.masked_with)
+        """Return that it is a loss at a layer that the server chose."""
+        return Disclosure("loss", masked_with=node.masked_with, adaptive=True)
 
-    def sums(self, node: Node, samples: Samples, by_class: bool) -> LossSums:
-        """Return the sums, if the node's limits allow what is behind them and behind their rows."""
-        sums = loss_sums(samples, *self.layer_on(node), by_class=by_class, device=node.device)
-        groups = (
-            Group("all samples", int(sums.count)),
-            Group("a row of the gradient", sums.fewest, directions=1),  # type: ignore[arg-type]
-        )
-        features = sums.gradient.shape[1] - 1
-        node.limits.allow(Disclosure("loss", features, groups, masked_with=node.masked_with))
-        return sums
+    def shown(self, node: Node) -> Samples:
+        """Return the samples of classes that have enough, and note that they get an answer."""
+        samples = node.inputs("train")
+        if isinstance(self, SumQuestion):
+            # As in the moments, whose totals bound sums.
+            asked: int | None = getattr(self, "min_count", None)
+            least = node.limits.least_for_sums(asked, masked=node.masked_with > 0)
+        else:
+            least = smallest_count(samples.inputs.shape[1]) if is_guarded(node) else 1
+        samples = large_enough(samples, least)
+        if not len(samples) and not node.masked_with:
+            raise RefusedError("largest_rank", f"no class has the {least} samples that it takes")
+        counts = samples.labels.long().bincount().tolist()
+        groups = tuple(Group(f"class {label}", n) for label, n in enumerate(counts) if n)
+        node.allow(dataclasses.replace(self.discloses(node), groups=groups), leaves=True)
+        return samples
+
+    def sums(self, node: Node, samples: Samples, by_class: bool) -> tuple[LossSums, Float]:
+        """Return the sums, rounded as the samples behind them demand, and the steps of rows."""
+        about = self.layer_on(node)
+        sums = loss_sums(samples, *about, by_class=by_class, device=node.device)
+        if not is_guarded(node) or not len(samples):
+            return sums, np.zeros(len(sums.gradient))
+        parts, labels = gradient_parts(samples, *about, node.device), samples.labels.long().numpy()
+        rows, numbers = parts[:, :-2], sums.gradient.size + sums.curvature.size
+        steps = sum_steps(rows, labels, numbers)
+        curvature = sums.curvature
+        for label in np.unique(labels) if by_class else [0]:
+            mine = labels == label if by_class else labels >= 0
+            step = sum_steps(parts[mine, -1:], labels[mine], numbers)
+            curvature[label] = rounded(curvature[label], step)
+        return dataclasses.replace(
+            sums,
+            loss=float(rounded(sums.loss, sum_steps(parts[:, -2:-1], labels, 1))[0]),
+            gradient=rounded(sums.gradient, steps[:, None]),
+        ), steps
 
 
 @dataclass(frozen=True)
@@ -138,15 +173,22 @@ class Gradient(LayerQuestion[GradientReply], _AboutLoss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.basis.ndim != 2 or self.basis.shape[1] != len(self.scale) + 1:
+        width = len(self.scale) + 1
+        # More directions than that are not orthonormal.
+        if self.basis.ndim != 2 or self.basis.shape[1] != width or len(self.basis) > width:
             raise ModelError(f"a basis of shape {self.basis.shape} for {len(self.scale)} inputs")
 
     def answer(self, node: Node) -> RecordDict:
         """Return the sums, rounded."""
-        return self.packed(self.sums(node, node.inputs("train"), self.by_class))
+        samples = self.shown(node)
+        reply = self.packed(*self.sums(node, samples, self.by_class))
+        missing = set(node.inputs("train").labels.tolist()) - set(samples.labels.tolist())
+        if missing:
+            reply.config_records[GRADIENT][WITHHELD] = sorted(map(int, missing))
+        return reply
 
-    def packed(self, sums: LossSums) -> RecordDict:
-        """Return the reply with some sums; see the module's docstring."""
+    def packed(self, sums: LossSums, steps: Float | None = None) -> RecordDict:
+        """Return the reply with some sums, and the steps that rows are rounded to if any is."""
         basis = _doubles(self.basis)
         weight = max(sums.weight, np.finfo(np.float64).tiny)
         along = np.clip(sums.gradient @ basis.T / weight, -_LARGEST, _LARGEST).astype("<f2")
@@ -171,6 +213,8 @@ class Gradient(LayerQuestion[GradientReply], _AboutLoss):
                 CLASSES: held.tolist(),
             }
         )
+        if steps is not None and steps.any():
+            record[STEPS] = np.nextafter(steps.astype("<f4"), np.float32(np.inf)).tobytes()
         numbers: dict[str, Any] = {NUM_EXAMPLES: sums.count}
         numbers |= {WEIGHT_SUM: float(sums.weight), LOSS_SUM: float(sums.loss)}
         return RecordDict({GRADIENT: record, METRICS: MetricRecord(numbers)})
@@ -191,20 +235,23 @@ class Gradient(LayerQuestion[GradientReply], _AboutLoss):
         codes = raw_values(inflated, CODES, "<i1", shape, (-127, 127))
         scales = raw_values(record, SCALES, "<f4", (classes,), (0, MAX_MOMENT * examples))
         along = _along(raw_values(record, ALONG, "<f2", (classes, len(basis))), weight, basis)
+        steps = np.zeros(classes)
+        if STEPS in record:
+            steps = raw_values(record, STEPS, "<f4", (classes,), (0, MAX_MOMENT * examples))
+        withheld = np.zeros(classes)
+        withheld[_classes(record.get(WITHHELD, []), WITHHELD, classes)] = 1
         return GradientReply(
             count=examples,
             weight=weight,
             loss=loss,
             gradient=along + codes * (scales / 127)[:, None],
-            errors=scales * _OFF + _DIFFERENCE * np.abs(along).max(axis=1, initial=0),
+            errors=scales * _OFF + _DIFFERENCE * np.abs(along).max(axis=1, initial=0) + steps / 2,
             curvature=self._curvature(record, classes) * weight,
+            withheld=withheld,
         )
 
     def _curvature(self, record: ConfigRecord, classes: int) -> Float:
-        held = record.get(CLASSES)
-        known = range(classes if self.by_class else 0)
-        if not isinstance(held, list) or not set(held) <= set(known) or len(set(held)) < len(held):
-            raise BadReplyError(f"'{CLASSES}' must be classes of the task, got {shown(held)}")
+        held = _classes(record.get(CLASSES), CLASSES, classes if self.by_class else 0)
         rows, columns = np.triu_indices(classes)
         entries = np.array(held if self.by_class else [0], dtype=np.int64)
         halves = raw_values(record, CURVATURE, "<f2", (len(entries), len(rows)), (-1, 1))
@@ -234,8 +281,8 @@ class GradientSum(SumQuestion, _AboutLoss):
     def summand(self, node: Node) -> dict[str, Float]:
         """Return the node's sums, by section."""
         _, scale, weights = self.layer_on(node)
-        samples = _large_enough(node, self.min_count)
-        sums = self.sums(node, samples, self.by_class)
+        samples = self.shown(node)
+        sums, _ = self.sums(node, samples, self.by_class)
         return gradient_summand(sums, _by_class(weights, samples), _doubles(self.center) / scale)
 
 
@@ -251,8 +298,8 @@ class _AlongStep(_AboutLoss):
     def __post_init__(self) -> None:
         super().__post_init__()
         shape = self.points.shape
-        if len(shape) != 2 or shape[1] != 2 or not 1 <= shape[0] <= _MOST_POINTS:
-            raise ModelError(f"points must be 1 to {_MOST_POINTS} pairs, got shape {shape}")
+        if len(shape) != 2 or shape[1] != 2 or not 1 <= shape[0] <= MAX_POINTS:
+            raise ModelError(f"points must be 1 to {MAX_POINTS} pairs, got shape {shape}")
 
     def losses(self, node: Node, samples: Samples) -> tuple[Float, Float]:
         """Return the loss at each point, and the weights of the classes."""
@@ -263,7 +310,14 @@ class _AlongStep(_AboutLoss):
         # The layer itself is the first direction: its multiples take no bytes.
         directions, points = np.stack([layer, direction]), _doubles(self.points)
         about = (directions, points, scale, weights, node.device)
-        return losses_along(samples, layer, *about), weights
+        losses = losses_along(samples, layer, *about)
+        sums, lengths = losses.sum(axis=0), np.linalg.norm(losses, axis=1, keepdims=True)
+        if is_guarded(node):
+            step = float(sum_steps(lengths, samples.labels.long().numpy(), len(points))[0])
+            if step > 0:
+                # The first point is where all begin: no other seems better than it is.
+                sums = step * np.append(np.floor(sums[:1] / step), np.ceil(sums[1:] / step))
+        return sums, weights
 
 
 @dataclass(frozen=True)
@@ -274,7 +328,7 @@ class Losses(LayerQuestion[Float], _AlongStep):
 
     def answer(self, node: Node) -> RecordDict:
         """Return the losses."""
-        losses, _ = self.losses(node, node.inputs("train"))
+        losses, _ = self.losses(node, self.shown(node))
         return RecordDict({METRICS: MetricRecord({LOSS_SUMS: [float(x) for x in losses]})})
 
     def read(self, content: RecordDict) -> Float:
@@ -298,15 +352,22 @@ class LossesSum(SumQuestion, _AlongStep):
 
     def summand(self, node: Node) -> dict[str, Float]:
         """Return the node's sums, by section."""
-        samples = _large_enough(node, self.min_count)
+        samples = self.shown(node)
         losses, weights = self.losses(node, samples)
         return {"losses": losses, "weights": _by_class(weights, samples)}
 
 
-def _large_enough(node: Node, min_count: int | None) -> Samples:
-    """Return the samples that were in the moments, whose totals bound these sums."""
-    least = node.limits.least_for_sums(min_count, masked=node.masked_with > 0)
-    return large_enough(node.inputs("train"), least)
+def is_guarded(node: Node) -> bool:
+    """Return whether the node's answers are rounded: alone, unless it may send full moments."""
+    return not node.masked_with and node.limits.largest_rank != "full"
+
+
+def _classes(given: object, key: str, classes: int) -> list[int]:
+    """Return some classes of the task in a reply, each once."""
+    known = set(range(classes))
+    if not isinstance(given, list) or not set(given) <= known or len(set(given)) < len(given):
+        raise BadReplyError(f"'{key}' must be classes of the task, got {shown(given)}")
+    return given
 
 
 def _by_class(weights: Float, samples: Samples) -> Float:

@@ -30,7 +30,12 @@ from gems_flwr.core.run import RoundOutcome, ServerState
 from gems_flwr.core.sums import Total
 from gems_flwr.errors import CheckpointError, OptionError, RoundFailedError
 from gems_flwr.samples import Samples
-from gems_flwr.spaces import flatten_linear, input_length, screen_gradients, screen_losses
+from gems_flwr.spaces import (
+    flatten_linear,
+    input_length,
+    screen_gradients,
+    screen_losses,
+)
 from gems_flwr.spaces.cone import (
     REFINE_DAMPING,
     REFINE_RIDGE,
@@ -167,6 +172,7 @@ class _Sums:
     weights: Float  # of all samples of each class that are behind it (C,)
     weight: float  # of all samples together, above 0
     value: Any
+    safe: Any = None  # the value by which a step is chosen, where that is another
 
 
 class RefineRound:
@@ -233,9 +239,11 @@ class RefineRound:
         sums = self._losses(nodes, direction, tried)
         if reason := self._too_few(sums, "losses"):
             return self._stays(note, reason)
-        data = sums.value / sums.weight + self._public_losses(direction, tried)
+        public = self._public_losses(direction, tried)
         layers, ridge = points_at(self.point, direction, tried), self.how.ridge
-        losses = [d + ridge * squared_length(v) for d, v in zip(data, layers, strict=True)]
+        rest = public + [ridge * squared_length(layer) for layer in layers]
+        data = sums.value / sums.weight + public
+        losses = (sums.value if sums.safe is None else sums.safe) / sums.weight + rest
         best = choose(losses)
         damping = damping_after(self.memory.damping, best)
         self.memory = dataclasses.replace(self.memory, damping=damping)
@@ -285,14 +293,19 @@ class RefineRound:
         counted = {n: a * self.factors[n] for n, a in answers.items() if n in nodes}
         if self.robust:
             layers = points_at(self.point, direction, tried)
-            lies = screen_losses(counted, self.memory.cones, layers, self.scale, self.weights)
+            about = layers, self.scale, self.weights, self.replies, tried
+            lies = screen_losses(counted, self.memory.cones, *about)
             counted = self.round.leave_out(counted, lies)
-        return self._added(counted)
+        sums = self._added(counted)
+        return dataclasses.replace(sums, safe=_safe(counted)) if counted and self.robust else sums
 
     def _added(self, answers: Mapping[str, Any]) -> _Sums:
         weight = sum(self.replies[node].weight for node in answers)
         there = {name: cone for name, cone in self.memory.cones.items() if name in answers}
         weights = self.weights * self._counts(there)
+        for name, cone in there.items():
+            left = self.replies[name].withheld > 0
+            weights = weights - self.weights * self._counts({name: cone}) * left
         value = reduce(add, answers.values()) if answers else None
         return _Sums(tuple(answers), weights, max(weight, _TINY), value)
 
@@ -342,7 +355,8 @@ class RefineRound:
             return np.zeros(len(tried))
         directions, ones = np.stack([self.point, direction]), np.ones(self.classes)
         about = (directions, tried, self.scale, ones, self.device)
-        return np.asarray(losses_along(public, self.point, *about) * self.public_share)
+        losses = losses_along(public, self.point, *about)
+        return np.asarray(losses.sum(axis=0) * self.public_share)
 
     # --- what is reported ---------------------------------------------------------------------
 
@@ -407,7 +421,8 @@ class SummedRefineRound(RefineRound):
         off += _DOUBLE * float(np.abs(gradient).max(initial=0))
         rows, softmax = np.full(self.classes, off), symmetric(values["curvature"], self.classes)
         weight = float(values["weights"].sum())
-        return GradientReply(weight, weight, float(values["loss"][0]), gradient, rows, softmax)
+        loss, none = float(values["loss"][0]), np.zeros(self.classes)
+        return GradientReply(weight, weight, loss, gradient, rows, softmax, none)
 
     def _losses(self, nodes: Sequence[str], direction: Float, tried: Float) -> _Sums:
         step = self.scale.astype(np.float32), direction.astype(np.float32), tried
@@ -432,6 +447,18 @@ class SummedRefineRound(RefineRound):
     def _takes_part(self, name: str) -> bool:
         # Of a sum no node can be left out afterwards.
         return name in self.memory.members
+
+
+def _safe(answers: Mapping[str, Float]) -> Float:
+    """Return losses by which no minority lets a layer pass for better than it is to the others.
+
+    At each point the largest gains do not count, as many as a minority has nodes. An honest node
+    among them gains no less than any liar that counts, so where the rest gains, the honest gain.
+    """
+    sent = np.stack(list(answers.values()))
+    gains = np.sort(sent[:, :1] - sent, axis=0)
+    counted = gains[: len(sent) - (len(sent) - 1) // 2]
+    return np.asarray(sent[:, 0].sum() - counted.sum(axis=0))
 
 
 def _as_sent(values: Float) -> Float:

@@ -104,6 +104,7 @@ class Gems(RoundLoop):
         self.space = self.question = as_space(self.space)
         self._head = as_head(self.head)
         self._refine = Refine(self.refine) if isinstance(self.refine, int) else self.refine
+        self.question = dataclasses.replace(self.question, refines=self._refine.rounds)
         self._before: list[Stage] = [Screen()] if self.robust else []
         after = [
             self.tune,

@@ -9,7 +9,7 @@ from helpers_blobs import CLASSES, FEATURES, TEST, blobs
 from torch import nn
 
 from conftest import record_equal
-from gems_flwr import Ball, Gems, InProcessGrid, good_enough_mod
+from gems_flwr import Ball, Gems, InProcessGrid, NodeLimits, good_enough_mod
 from gems_flwr.errors import RoundFailedError
 
 WIDTH = 20_000  # more than a megabyte below the output layer
@@ -45,7 +45,8 @@ class App:
         if self.forget:
             context.state.clear()
         self.change(message.content)
-        mod = good_enough_mod(node_data, model=lambda: self.model(self.seeds[node]))
+        model, limits = lambda: self.model(self.seeds[node]), NodeLimits(adaptive_answers=None)
+        mod = good_enough_mod(node_data, model=model, limits=limits)
         app = ClientApp(mods=[mod])
 
         @app.train()

@@ -7,7 +7,7 @@ from flwr.app import ArrayRecord
 from helpers_blobs import CLASSES, FEATURES, TEST, blobs
 from torch import nn
 
-from gems_flwr import Report, Task, resize_model, task_client_app
+from gems_flwr import NodeLimits, Report, Task, resize_model, task_client_app
 from gems_flwr.core.records import to_numpy
 
 
@@ -57,7 +57,9 @@ class Blobs(Task):
 
 
 def ready_app(hidden=(8, 5)):
-    return task_client_app(lambda c: Blobs(c.node_config["partition-id"], hidden))
+    # Merged layers that are narrower than a node's own take its consent.
+    limits = NodeLimits(adaptive_answers=None)
+    return task_client_app(lambda c: Blobs(c.node_config["partition-id"], hidden), limits=limits)
 
 
 def initial(hidden=(8, 5)):

@@ -13,7 +13,7 @@ from gems_flwr import Cone, Gems, InProcessGrid, Means, NodeLimits, good_enough_
 from gems_flwr.core.records import to_record
 from gems_flwr.tools.leaks import inspection
 
-OPEN = NodeLimits(largest_rank="full", dp_budget=None, seeded_noise=True)
+OPEN = NodeLimits(largest_rank="full", dp_budget=None, adaptive_answers=None, seeded_noise=True)
 
 
 def data(context):

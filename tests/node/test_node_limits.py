@@ -27,7 +27,6 @@ from gems_flwr.spaces import load_space
 from gems_flwr.spaces.cone import (
     PrivateChoice,
     PrivateRelease,
-    smallest_count,
     spent_epsilon,
 )
 
@@ -74,7 +73,8 @@ def context():
     ("limits", "space", "limit"),
     [
         ({}, Cone(rank="full"), "largest_rank"),
-        ({}, Cone(sums=True), "largest_rank"),
+        ({}, Cone(sums=True), "adaptive_answers"),
+        ({"adaptive_answers": 2}, Cone(sums=True), "largest_rank"),
         ({"largest_rank": 3}, Cone(rank=4), "largest_rank"),
         ({"min_count": 50}, Cone(min_count=20), "min_count"),
         ({"require_dp": True}, Cone(), "require_dp"),
@@ -137,20 +137,6 @@ def test_means_alone_are_of_as_many_samples_as_the_node_says():
     limits.allow(Disclosure("moments", FEATURES, (Group("class 0", 4, 0),)))
     with pytest.raises(RefusedError, match="min_mean_count: it is 9, a mean of 8 samples"):
         limits.allow(Disclosure("moments", FEATURES, (Group("class 0", 8, None),)))
-
-
-def test_a_gradient_of_few_samples_or_a_row_of_few_is_refused():
-    def gradient(samples, row, masked_with=0):
-        groups = Group("all samples", samples), Group("a row of the gradient", row, directions=1)
-        return Disclosure("loss", FEATURES, groups, masked_with=masked_with)
-
-    limits, least = NodeLimits(min_count=4), max(4, smallest_count(FEATURES))
-    limits.allow(gradient(least, 4))
-    limits.allow(gradient(1, 1, masked_with=3))
-    with pytest.raises(RefusedError, match=f"largest_rank: the gradient of {least - 1} samples"):
-        limits.allow(gradient(least - 1, 4))
-    with pytest.raises(RefusedError, match=r"min_count: it is 4, and about 3\.9 samples"):
-        limits.allow(gradient(100, 3.9))
 
 
 def test_models_and_exact_scores_do_not_leave_a_node_that_demands_privacy():
@@ -263,6 +249,7 @@ def test_a_node_sets_its_limits_by_its_own_config():
         ({"largest-rank": "some"}, "largest_rank must be 'auto', 'full' or a number from 1"),
         ({"dp-budget": 0.0}, "dp_budget must be above 0"),
         ({"least-nodes": 2}, "least_nodes must be at least 3"),
+        ({"adaptive-answers": -1}, "adaptive_answers must be at least 0"),
     ],
 )
 def test_wrong_limits_are_refused_with_what_is_allowed(config, words):

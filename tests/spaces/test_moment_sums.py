@@ -249,7 +249,7 @@ def test_losses_and_gradients_of_any_layer_keep_their_bounds(
     def losses(part):
         by_class = weights * np.bincount(part.labels.numpy(), minlength=CLASSES)
         directions = np.stack([layer, direction])
-        values = losses_along(part, layer, directions, points, standard.scale, weights)
+        values = losses_along(part, layer, directions, points, standard.scale, weights).sum(0)
         return {"losses": values, "weights": by_class}
 
     at_points, _ = add(parts, sections, losses)

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,12 +16,15 @@ from torch.nn.functional import cross_entropy
 from gems_flwr.samples import Samples
 from gems_flwr.spaces import input_length, screen_gradients, screen_losses
 from gems_flwr.spaces.cone import (
+    NUMBERS_PER_SAMPLE,
+    PUSHES,
     Evaluation,
     LossCurvature,
     build_cone,
     candidates,
     choose,
     damping_after,
+    gradient_parts,
     loss_bound,
     loss_sums,
     losses_along,
@@ -29,6 +33,7 @@ from gems_flwr.spaces.cone import (
     points_at,
     pool_moments,
     propose,
+    sum_steps,
 )
 from gems_flwr.spaces.cone import conjugate_gradients as solve
 
@@ -126,18 +131,25 @@ def test_losses_along_directions_are_those_of_the_moved_layers(problem):
     samples, layer, scale, weights = problem
     rng = np.random.default_rng(5)
     directions, points = rng.normal(size=(2, *layer.shape)), rng.normal(size=(3, 2))
-    found = losses_along(samples, layer, directions, points, scale, weights)
+    found = losses_along(samples, layer, directions, points, scale, weights).sum(axis=0)
     for point, loss in zip(points, found, strict=True):
         moved = layer + np.tensordot(point, directions, 1)
         assert loss == pytest.approx(loss_sums(samples, moved, scale, weights).loss, rel=1e-12)
 
 
-def test_how_few_samples_stand_behind_a_row_is_noticed(problem):
-    """One sample that all others drown in is many samples; one that is alone is one."""
+def test_a_sum_that_one_sample_makes_up_is_rounded_away(problem):
+    """Parts are what samples add; a step is three times a part where all but one are next to 0."""
     samples, layer, scale, weights = problem
-    one = Samples(samples.inputs[:1], samples.labels[:1])
-    assert loss_sums(one, layer, scale, weights).fewest == pytest.approx(1)
-    assert loss_sums(samples, layer * 0.01, scale, ONES).fewest > 90 / 3
+    parts = gradient_parts(samples, layer, scale, weights)
+    sums = loss_sums(samples, layer, scale, weights)
+    assert parts[:, -2].sum() == pytest.approx(sums.loss)
+    assert (np.abs(sums.gradient).max(axis=1) <= parts[:, :-2].sum(axis=0)).all()
+    alone = np.full((50, 1), 1e-9)
+    alone[7] = 2.0
+    assert sum_steps(alone, np.zeros(50), 1000)[0] == pytest.approx(PUSHES * 2, rel=0.01)
+    even = sum_steps(np.ones((50, 1)), np.zeros(50), 100)
+    assert even == pytest.approx(PUSHES * (1 - NUMBERS_PER_SAMPLE * 50 / 100))
+    assert sum_steps(np.ones((50, 1)), np.zeros(50), 45) == 0
 
 
 # --- curvature --------------------------------------------------------------------------------
@@ -293,14 +305,17 @@ def test_no_honest_gradient_and_no_honest_losses_are_held_against_a_node(seed, s
     cone = build_cone(samples.inputs, samples.labels, CLASSES, rank=2, min_count=2)
     rng = np.random.default_rng(seed)
     scale = rng.uniform(0.3, 3, FEATURES)
-    layers = [size * rng.normal(size=(CLASSES, FEATURES + 1)) for _ in range(4)]
-    weights = rng.uniform(0.2, 3, CLASSES)
-    sums = [loss_sums(samples, layer, scale, weights) for layer in layers]
-    told = np.array([each.loss for each in sums])
-    assert not any(screen_gradients({"a": s}, {"a": cone}, scale, weights) for s in sums)
-    assert not screen_losses({"a": told}, {"a": cone}, layers, scale, weights)
+    layer, step = size * rng.normal(size=(2, CLASSES, FEATURES + 1))
+    tried, weights = candidates(), rng.uniform(0.2, 3, CLASSES)
+    layers = points_at(layer, step, tried)
+    sums = loss_sums(samples, layer, scale, weights)
+    sent = {"a": SimpleNamespace(**vars(sums), errors=np.zeros(CLASSES))}
+    told = np.array([loss_sums(samples, each, scale, weights).loss for each in layers])
+    about = {"a": cone}, layers, scale, weights, sent, tried
+    assert not screen_gradients(sent, {"a": cone}, scale, weights)
+    assert not screen_losses({"a": told}, *about)
     told[2] += 1e12
-    assert screen_losses({"a": told}, {"a": cone}, layers, scale, weights)
+    assert screen_losses({"a": told}, *about)
 
 
 def test_the_length_of_inputs_is_in_the_moments():

@@ -17,7 +17,7 @@ from gems_flwr.samples import Samples
 from gems_flwr.spaces import OutputLayer
 from gems_flwr.stages.judge import MAX_CANDIDATES, Counts, Judge, decided
 
-FULL = NodeLimits(largest_rank="full")
+FULL = NodeLimits(largest_rank="full", adaptive_answers=None)
 SPACE = Cone(rank="full")
 
 

@@ -9,7 +9,7 @@ from flwr.clientapp import ClientApp
 from helpers_blobs import CENTERS, CLASSES, blobs, both_parts
 from helpers_gems import accuracy, in_space, initial
 
-from gems_flwr import Ball, Ellipsoid, Gems, InProcessGrid, good_enough_mod
+from gems_flwr import Ball, Ellipsoid, Gems, InProcessGrid, NodeLimits, good_enough_mod
 from gems_flwr.core.records import to_record
 from gems_flwr.errors import RoundFailedError
 
@@ -34,7 +34,8 @@ def start(strategy, lies, nodes=5, data=all_classes):
             lie(reply.content)
         return reply
 
-    app = ClientApp(mods=[liar_mod, good_enough_mod(both_parts(data))])
+    limits = NodeLimits(adaptive_answers=None)
+    app = ClientApp(mods=[liar_mod, good_enough_mod(both_parts(data), limits=limits)])
 
     @app.train()
     def train(message, context):

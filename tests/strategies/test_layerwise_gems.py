@@ -19,6 +19,7 @@ from gems_flwr import (
     LayerwiseGems,
     MeteredGrid,
     Neurons,
+    NodeLimits,
     Tune,
     freeze_layers,
     good_enough_mod,
@@ -156,7 +157,9 @@ def test_a_resumed_run_equals_an_unbroken_one(tmp_path):
 def user_app(resize=True, freeze=True, model=network):
     """An ordinary Flower client, with the mod and the two calls that it needs."""
     mod = good_enough_mod(
-        both_parts(lambda c: blobs(labels_of(c.node_config["partition-id"]), seed=1)), model=model
+        both_parts(lambda c: blobs(labels_of(c.node_config["partition-id"]), seed=1)),
+        model=model,
+        limits=NodeLimits(adaptive_answers=None),
     )
     app = ClientApp(mods=[mod])
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from gems_flwr.bounds import MAX_DIRECTIONS
 from gems_flwr.core.question import Disclosure
 from gems_flwr.devices import exact_device
 from gems_flwr.errors import SpaceError
@@ -71,7 +72,10 @@ class Centered(SpaceQuestion):
         self.check(
             {
                 "radius": (self.radius in METHODS, f"one of {list(METHODS)}"),
-                "directions": (self.directions >= 1, "at least 1"),
+                "directions": (
+                    1 <= self.directions <= MAX_DIRECTIONS,
+                    f"from 1 to {MAX_DIRECTIONS:,}",
+                ),
                 "epsilon": (numbers, "in (0, 1], 'auto' or a mapping of such numbers"),
             }
         )

@@ -30,7 +30,8 @@ _NAMES = {
     ),
     "refine": (
         "Evaluation LossCurvature LossSums Proposal REFINE_DAMPING REFINE_RIDGE candidates choose "
-        "conjugate_gradients damping_after gradient_of gradient_sections gradient_summand "
+        "conjugate_gradients damping_after gradient_of gradient_parts gradient_sections "
+        "gradient_summand "
         "loss_bound loss_sums losses_along losses_sections mean_directions points_at propose "
         "rescaled squared_length"
     ),
@@ -38,7 +39,7 @@ _NAMES = {
         "check_batch is_rank "
         "MEAN_COUNT MIN_COUNT MeanRule NUMBERS_PER_SAMPLE PUSHES SAMPLES_PER_DIRECTION "
         "allowed_rank coarseness feature_units least_count may_send_full samples_for "
-        "shown_numbers smallest_count whole_count"
+        "shown_numbers smallest_count sum_steps whole_count"
     ),
     "solve": (
         "ConeObjective ConeOptions HeadMoments LowRankComponents POINTS "

@@ -44,12 +44,14 @@ from gems_flwr.spaces.cone.rules import (
     check_batch,
     coarseness,
     feature_units,
+    few_move,
     least_count,
     may_send_full,
+    mean_step,
+    middle_mean,
     rounded_away_below,
     shown_numbers,
     whole_count,
-    whole_mean,
 )
 from gems_flwr.typing import Float, Rank
 
@@ -125,7 +127,7 @@ def build_cone(
     groups = None
     if clusters > 1:
         groups = cluster_classes(inputs, labels.long(), clusters, least, seed, where)
-    components = Components.of(inputs, labels.long(), groups, where)
+    components = Components.of(inputs, labels.long(), groups, where, guards=rank == "auto")
     counts, rule, better_as_mean = components.counts, mean_rule or MeanRule(), 0
     if rank == "auto":
         rule = dataclasses.replace(rule, exact=False)
@@ -202,7 +204,7 @@ def build_means(
         count = max(1, min(groups, len(mine) // smallest))
         for number, part in enumerate(np.array_split(order, count)):
             parts[mine[part]] = number
-    components = Components.of(inputs, classes, parts, torch.device("cpu"))
+    components = Components.of(inputs, classes, parts, torch.device("cpu"), not rule.exact)
     counts = components.counts
     shown, small = components.small_means(np.zeros(len(counts), dtype=bool), rule)
     if not shown.any():
@@ -257,27 +259,45 @@ class Components:
     labels: NDArray[np.int64]  # class of each component, rising
     rows: tuple[Tensor, ...]  # positions of the samples of each
     device: torch.device  # where to compute; the samples of one component go there at a time
+    guards: bool = False  # whether features that few samples move are hidden, as "auto" does
 
     @classmethod
     def of(
-        cls, inputs: Tensor, labels: Tensor, groups: Tensor | None, device: torch.device
+        cls,
+        inputs: Tensor,
+        labels: Tensor,
+        groups: Tensor | None,
+        device: torch.device,
+        guards: bool = False,
     ) -> Components:
         """Sort samples by class, and by their cluster (n,) within it if there are any."""
         part = torch.zeros_like(labels) if groups is None else groups.to(labels)
         keys = torch.unique(torch.stack([labels, part]), dim=1).T.tolist()
         rows = tuple(torch.nonzero((labels == c) & (part == g)).flatten() for c, g in keys)
-        return cls(inputs, np.array([label for label, _ in keys], dtype=np.int64), rows, device)
+        classes = np.array([label for label, _ in keys], dtype=np.int64)
+        return cls(inputs, classes, rows, device, guards)
 
     @property
     def counts(self) -> NDArray[np.int64]:
         """Samples of each component."""
         return np.array([len(rows) for rows in self.rows], dtype=np.int64)
 
-    def centered(self, component: int) -> tuple[Float, Tensor]:
-        """Return the mean (D,) of a component, and its samples around it, in double precision."""
+    def centered(self, component: int, units: Float | None = None) -> tuple[Float, Tensor, Float]:
+        """Return mean (D,) of a component, its samples around it, variances (D,) to add to theirs.
+
+        All in units and double precision. Where features are guarded, samples do not vary in those
+        that few of them move.
+        """
         samples = self.inputs[self.rows[component]].to(self.device).double()
-        mean = samples.mean(dim=0)
-        return np.asarray(mean.cpu().numpy()), samples - mean
+        if units is not None:
+            samples = samples / torch.from_numpy(units).to(samples)
+        mean, added = samples.mean(dim=0), np.zeros(samples.shape[1])
+        around = samples - mean
+        if self.guards and (few := few_move(samples)).any():
+            mean[few], around[:, few] = middle_mean(samples[:, few]), 0
+            if not few.all():
+                added[few.cpu().numpy()] = float(around[:, ~few].square().mean(dim=0).min())
+        return np.asarray(mean.cpu().numpy()), around, added
 
     def full(self, keep: Flags) -> tuple[Float, FullCovariance]:
         """Return means (kept, D) and full covariances of some components."""
@@ -285,8 +305,8 @@ class Components:
         means = np.empty((len(places), side))
         matrices = np.empty((len(places), side, side), np.float32)
         for place, component in enumerate(places.tolist()):
-            means[place], samples = self.centered(component)
-            matrices[place] = (samples.T @ samples / len(samples)).cpu().numpy()
+            means[place], samples, added = self.centered(component)
+            matrices[place] = (samples.T @ samples / len(samples)).cpu().numpy() + np.diag(added)
         return means, FullCovariance(matrices)
 
     def factored(
@@ -299,17 +319,17 @@ class Components:
         features = self.inputs.shape[1]
         means, columns, deviations, ranks, steps = [], [], [], [], []
         for component in np.flatnonzero(keep).tolist():
-            mean, samples = self.centered(component)
-            count, blur = len(samples), 0.0
+            count, blur = len(self.rows[component]), 0.0
             if isinstance(rank, int):
                 own = rank
             else:
                 own = min(allowed_rank(count, features), features if largest is None else largest)
                 blur = coarseness(count, features, min(own, features))
-            top, rest, trace = factor_samples(samples / torch.from_numpy(units).to(samples), own)
-            squares = rest**2
+            mean, samples, added = self.centered(component, units)
+            top, rest, trace = factor_samples(samples, own)
+            squares = rest**2 + added
             smooth = count * squares + blur * SMOOTHING * squares.mean()
-            means.append(mean / units)
+            means.append(mean)
             columns += list(top.T)
             deviations.append(np.sqrt(smooth / (count + blur * SMOOTHING)))
             ranks.append(top.shape[1])
@@ -328,14 +348,15 @@ class Components:
         found: dict[int, Float] = {}
         partly: dict[int, Float] = {}
         for component in np.flatnonzero(shown).tolist():
-            mean, samples = self.centered(component)
+            mean, samples, _ = self.centered(component)
             variance = float((samples**2).mean(dim=0).sum())
-            whole = whole_mean(mean, len(samples), variance, rule)
-            shown[component] = whole is not None or keep.any()
-            if whole is not None:
-                found[component] = whole
+            step = 0.0 if rule.exact else mean_step(len(samples), features, variance)
+            if step <= math.sqrt(variance / features):
+                found[component] = rounded(mean, step)
             elif keep.any():
                 partly[component] = mean
+            else:
+                shown[component] = False
         if partly:
             # In as many directions as may be shown; in the rest as the other classes' means.
             numbers = {c: shown_numbers(len(self.rows[c]), features) for c in partly}
@@ -351,7 +372,7 @@ class Components:
         At most so many directions (D, numbers), falling.
         """
         parts = [self.centered(component) for component in np.flatnonzero(large).tolist()]
-        samples = torch.cat([samples for _, samples in parts])
+        samples = torch.cat([samples for _, samples, _ in parts])
         few = len(samples) < samples.shape[1]
         matrix = (samples @ samples.T if few else samples.T @ samples).cpu().numpy()
         values, vectors, _ = top_eigenpairs(matrix, min(numbers, len(matrix)))
@@ -362,7 +383,7 @@ class Components:
         if few:
             along = samples.T @ torch.from_numpy(directions).to(samples)
             directions = along.cpu().numpy() / np.sqrt(values[order])
-        return np.mean([mean for mean, _ in parts], axis=0), directions
+        return np.mean([mean for mean, *_ in parts], axis=0), directions
 
 
 # --- clusters of a class --------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from gems_flwr.bounds import MAX_EXAMPLES
+from gems_flwr.bounds import MAX_EXAMPLES, MAX_PIECES
 from gems_flwr.core.question import Disclosure, Group
 from gems_flwr.errors import SpaceError
 from gems_flwr.spaces.cone.build import build_cone, build_means
@@ -33,6 +33,19 @@ if TYPE_CHECKING:
 class _Moments(SpaceQuestion):
     """What cones and means have in common: moments of training inputs, by component."""
 
+    # How a class is taken apart; 1 for not at all.
+    _pieces: ClassVar[str] = ""
+
+    def _disclosed(self, node: Node, **about: Any) -> Disclosure:
+        """Return what the moments disclose; which parts of classes is the server's choice once."""
+        pieces, chosen = getattr(self, self._pieces), False
+        if pieces > 1 and node.limits.adaptive_answers is not None:
+            # What a class falls into also depends on the fewest samples of a part.
+            least, rank = (getattr(self, name, None) for name in ("min_count", "rank"))
+            asked = f"{pieces} of {least}, {rank}"
+            chosen = not node.pin(self._pieces, asked)
+        return Disclosure("moments", adaptive=chosen, planned=2 * self.refines, **about)
+
     @property
     def offers(self) -> frozenset[str]:
         """Class moments of single nodes."""
@@ -47,7 +60,7 @@ class _Moments(SpaceQuestion):
             Group(f"class {label}", count, space.covariance.rank(component))
             for component, (label, count) in enumerate(pairs)
         )
-        return Disclosure("moments", space.num_features, groups)
+        return self._disclosed(node, features=space.num_features, groups=groups)
 
     def _check_moments(self, space: Any, forms: Sequence[str], entries: int) -> None:
         """Refuse moments of another form than asked for: they would weigh and cost more."""
@@ -115,6 +128,7 @@ class Cone(_Moments):
     """
 
     kind: ClassVar[str] = "cone"
+    _pieces: ClassVar[str] = "clusters"
 
     epsilon: float = 0.5
     rank: Rank = "auto"
@@ -137,7 +151,7 @@ class Cone(_Moments):
         self.check(
             {
                 "rank": (is_rank(self.rank), "'auto', 'full' or a whole number from 1"),
-                "clusters": (self.clusters >= 1, "at least 1"),
+                "clusters": (1 <= self.clusters <= MAX_PIECES, f"from 1 to {MAX_PIECES}"),
                 "min_count": (least is None or least >= 2, "at least 2, or none"),
                 "epsilon": (0.5 <= self.epsilon < 1, "in [0.5, 1) for a cone"),
                 "sums": (not self.sums or whole, "false with a fixed rank, clusters or dp_epsilon"),
@@ -178,24 +192,25 @@ class Cone(_Moments):
         if (private := self.private) is not None:
             mu = private.squared_mu
             return Disclosure("moments", squared_mu=mu, is_seeded=self.dp_seeded)
+        about = {"least_asked": self.min_count}
+        # With "auto" there are as many directions as samples and limits allow, by construction.
+        if self.rank == "auto" or node.is_steered:
+            return self._disclosed(node, **about)
         samples, least = node.inputs("train"), self._least(node)
         counts, features = samples.labels.long().bincount().tolist(), samples.inputs.shape[1]
-        groups = []
-        # With "auto" there are as many directions as samples and limits allow, by construction.
-        if self.rank != "auto":
-            most = features if self.rank == "full" else min(self.rank, features)
-            groups = [
-                Group(f"class {label}", count, most if self.rank == "full" else min(most, count))
-                for label, count in enumerate(counts)
-                if count >= least
-            ]
-        return Disclosure("moments", features, tuple(groups), self.min_count)
+        most = features if self.rank == "full" else min(self.rank, features)
+        groups = tuple(
+            Group(f"class {label}", count, most if self.rank == "full" else min(most, count))
+            for label, count in enumerate(counts)
+            if count >= least
+        )
+        return self._disclosed(node, features=features, groups=groups, **about)
 
     def build(self, node: Node) -> ClassMomentCone:
         """Return the moments of the classes; of the layer only the shape counts."""
         if (private := self.private) is not None:
             node.spend(private.squared_mu)
-        samples, seed = node.inputs("train"), node.seed("space")
+        samples, seed = node.inputs("train"), node.secret_seed("space")
         return build_cone(
             samples.inputs,
             samples.labels,
@@ -255,6 +270,7 @@ class Means(_Moments):
     """
 
     kind: ClassVar[str] = "means"
+    _pieces: ClassVar[str] = "groups"
 
     groups: int = 1
     int8: bool = False
@@ -264,14 +280,14 @@ class Means(_Moments):
         least = self.min_count
         self.check(
             {
-                "groups": (self.groups >= 1, "at least 1"),
+                "groups": (1 <= self.groups <= MAX_PIECES, f"from 1 to {MAX_PIECES}"),
                 "min_count": (least is None or least >= 2, "at least 2, or none"),
             }
         )
 
     def discloses(self, node: Node) -> Disclosure:
         """Return that it is means, of as many samples as the limits say at least."""
-        return Disclosure("moments", least_asked=self.min_count)
+        return self._disclosed(node, least_asked=self.min_count)
 
     def build(self, node: Node) -> ClassMomentCone:
         """Return the means; of the layer only the shape counts."""
@@ -283,7 +299,7 @@ class Means(_Moments):
             groups=self.groups,
             int8=self.int8,
             rule=dataclasses.replace(rule, least=max(rule.least, self.min_count or 0)),
-            seed=node.seed("space"),
+            seed=node.secret_seed("space"),
         )
 
     def check_fit(self, space: Any) -> None:

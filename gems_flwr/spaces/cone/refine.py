@@ -82,9 +82,6 @@ class LossSums:
     loss: float  # weighted sum
     gradient: Float  # by scaled weights and, last, bias (C, D + 1)
     curvature: Float  # weighted sum for each true class, or for all: (C, C, C) or (1, C, C)
-    # How many samples stand behind the row of the gradient that the fewest do: the square of the
-    # sum of a row's residuals over the sum of their squares.
-    fewest: float = np.inf
 
 
 def loss_sums(
@@ -106,7 +103,6 @@ def loss_sums(
     zeros = partial(torch.zeros, dtype=torch.float64, device=where)
     loss, gradient = zeros(()), torch.zeros_like(weights)
     curvature = zeros(classes if by_class else 1, classes, classes)
-    first, second = zeros(classes), zeros(classes)
     for inputs, labels in _with_ones(samples, scale, where):
         logs = torch.log_softmax(inputs @ weights.T, dim=1)
         counted = each[labels]
@@ -120,10 +116,6 @@ def loss_sums(
             curvature[label if by_class else 0] += each[label] / 2 * matrix
         residuals *= counted[:, None]
         gradient += residuals.T @ inputs
-        first += residuals.abs().sum(dim=0)
-        second += residuals.square().sum(dim=0)
-    there = second > 0
-    fewest = (first[there].square() / second[there]).min().item() if there.any() else np.inf
     labels = samples.labels.long().cpu()
     return LossSums(
         count=len(samples),
@@ -131,8 +123,26 @@ def loss_sums(
         loss=float(loss),
         gradient=gradient.cpu().numpy(),
         curvature=curvature.cpu().numpy(),
-        fewest=float(fewest),
     )
+
+
+def gradient_parts(
+    samples: Samples, layer: Float, scale: Float, class_weights: Float, device: str = "cpu"
+) -> Float:
+    """Return how much each sample adds to gradient, loss and curvature, weighted (n, C + 2).
+
+    Lengths of ``r_c x``, the loss, and the length of ``r``; see `loss_sums`.
+    """
+    where, parts = exact_device(device), []
+    weights, each = torch.from_numpy(layer).to(where), torch.from_numpy(class_weights).to(where)
+    for inputs, labels in _with_ones(samples, scale, where):
+        logs = torch.log_softmax(inputs @ weights.T, dim=1)
+        own = logs.gather(1, labels[:, None])
+        residuals = logs.exp().scatter_add(1, labels[:, None], -torch.ones_like(own)).abs()
+        lengths = residuals * inputs.norm(dim=1, keepdim=True)
+        found = torch.cat([lengths, -own, residuals.norm(dim=1, keepdim=True)], dim=1)
+        parts.append(each[labels][:, None] * found)
+    return np.asarray(torch.cat(parts).cpu().numpy())
 
 
 def losses_along(
@@ -144,7 +154,7 @@ def losses_along(
     class_weights: Float,
     device: str | torch.device = "cpu",
 ) -> NDArray[np.float64]:
-    """Return the weighted sums of the losses at several points, shape (M,).
+    """Return the weighted losses of samples at several points, shape (n, M).
 
     The points are the layer plus `directions` (K, C, D + 1), each `coefficients` (M, K) far. Scores
     are computed once for each direction, so points are cheap.
@@ -154,15 +164,16 @@ def losses_along(
     stacked = torch.from_numpy(np.concatenate([layer[None], directions])).to(where)
     flat = stacked.reshape(-1, stacked.shape[2])
     points, weights = (torch.from_numpy(a).to(where) for a in (coefficients, class_weights))
-    losses = torch.zeros(len(coefficients), dtype=torch.float64, device=where)
+    losses = [torch.zeros(0, len(points), dtype=torch.float64, device=where)]
     for inputs, labels in _with_ones(samples, scale, where):
         scores = (inputs @ flat.T).reshape(len(labels), -1, classes)
-        counted = weights[labels]
+        found = torch.empty(len(labels), len(points), dtype=torch.float64, device=where)
         for number, point in enumerate(points):
             logits = scores[:, 0] + torch.einsum("k,nkc->nc", point, scores[:, 1:])
             own = logits.gather(1, labels[:, None])[:, 0]
-            losses[number] += counted @ (torch.logsumexp(logits, dim=1) - own)
-    return losses.cpu().numpy()
+            found[:, number] = weights[labels] * (torch.logsumexp(logits, dim=1) - own)
+        losses.append(found)
+    return np.asarray(torch.cat(losses).cpu().numpy())
 
 
 def _with_ones(

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gems_flwr.bounds import MAX_COLUMNS
 from gems_flwr.core.question import Disclosure, Group, SumQuestion
 from gems_flwr.core.run import derive_seed
 from gems_flwr.core.sums import Total
@@ -61,6 +62,8 @@ class MomentSum(SumQuestion):
     min_count : int, optional
         Samples of classes that have fewer on the node do not count, at least 2; by default what the
         node's limits say.
+    planned : int, default 0
+        Of *scale*: how many adaptive answers the server will ask for after it, if not under masks.
     random, seed : int, default 0
         Random columns of a sketch, and their source.
     totals : tuple of int
@@ -78,6 +81,7 @@ class MomentSum(SumQuestion):
 
     stage: Sum = "scale"
     min_count: int | None = None
+    planned: int = 0
     random: int = 0
     seed: int = 0
     totals: Sequence[int] = ()
@@ -93,7 +97,8 @@ class MomentSum(SumQuestion):
             {
                 "stage": (self.stage in stages, f"one of {stages}"),
                 "min_count": (least is None or least >= 2, "at least 2, or none"),
-                "random": (self.random >= 0, "at least 0"),
+                "planned": (self.planned >= 0, "at least 0"),
+                "random": (0 <= self.random <= MAX_COLUMNS, f"from 0 to {MAX_COLUMNS}"),
                 "seed": (self.seed >= 0, "at least 0"),
                 "totals": (min(self.totals, default=0) >= 0, "at least 0 each"),
             }
@@ -111,6 +116,8 @@ class MomentSum(SumQuestion):
             raise ModelError(f"a center of shape {shapes}")
         if not (self.scale > 0).all():
             raise ModelError("the scale of inputs must be one number above 0 for each")
+        if len(self.codes) > MAX_COLUMNS:
+            raise ModelError(f"a sketch of at most {MAX_COLUMNS} directions, not {len(self.codes)}")
         rows = QuantizedArray(self.codes, self.units).dense()
         return self.center.astype(float), self.scale.astype(float), rows.astype(float)
 
@@ -137,7 +144,9 @@ class MomentSum(SumQuestion):
         directions = 0 if self.codes is None else min(len(self.codes) + self.random, features)
         each = max(directions, 0 if has_mean else 1)
         groups = tuple(Group(name, count, each, has_mean) for name, count in named if count)
-        return Disclosure("moments", features, groups, self.min_count, masked_with=node.masked_with)
+        about: dict[str, Any] = {"masked_with": node.masked_with, "planned": self.planned}
+        about["adaptive"] = self.stage in ("sketch", "covariances")  # in directions of the server's
+        return Disclosure("moments", features, groups, self.min_count, **about)
 
     def _total_counts(self, counts: NDArray[Any], node: Node) -> NDArray[Any]:
         """Return how many samples of the node's classes all nodes have, as the server says."""
@@ -155,6 +164,7 @@ class MomentSum(SumQuestion):
 
     def summand(self, node: Node) -> dict[str, Float]:
         """Return the node's sums, by section."""
+        node.allow(self.discloses(node), leaves=True)
         samples, classes = self._samples(node), node.output_layer().num_classes
         features = samples.inputs.shape[1]
         if self.scale is not None and len(self.scale) != features:
@@ -216,7 +226,10 @@ def _collected(play: Play, space: Cone, nodes: Sequence[str]) -> SummedMoments:
         question = MomentSum(stage, own, **more)
         return round.total(question, sections, list(nodes), at_least=round.min_nodes)
 
-    sized = ask("scale", nodes, totals.scale_sections(play.layer.num_classes, len(nodes)))
+    # The sketch and covariances, and two for each round of refinement.
+    planned = {"planned": 0 if round.is_secure else 2 + 2 * space.refines}
+    sections = totals.scale_sections(play.layer.num_classes, len(nodes))
+    sized = ask("scale", nodes, sections, **planned)
     counts, largest = np.rint(sized.values["counts"]), totals.largest_of(sized.values["powers"])
     # A class that all nodes together have few samples of would be shown, not hidden.
     counts = np.where(counts >= min(least, MIN_COUNT), counts, 0.0)

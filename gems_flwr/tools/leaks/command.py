@@ -117,9 +117,13 @@ def read_features(path: str | Path) -> LayerSamples:
     from gems_flwr.tools.leaks.recipes import LayerSamples
 
     try:
-        with np.load(path) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except (ValueError, zipfile.BadZipFile, EOFError, AttributeError) as error:
+        with zipfile.ZipFile(path) as archive:
+            for entry in archive.infolist():
+                if entry.file_size > max(2**30, 100 * entry.compress_size):
+                    raise ValueError(f"{entry.filename} would fill the memory")
+        with np.load(path) as stored:
+            arrays = {name: stored[name] for name in (INPUTS, LABELS) if name in stored}
+    except (ValueError, zipfile.BadZipFile, EOFError, AttributeError, MemoryError) as error:
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise OfflineError(
             f"{path} cannot be read as npz ({reason}); gems_flwr.tools.leaks.save_features writes "

@@ -1,0 +1,400 @@
+"""A server that asks one node again and again, each time what the last reply suggests.
+
+Every attack rebuilt samples, or recognised them, when nodes answered each question by itself; each
+here is the attack as it was done, with the requests that a server can send.
+"""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+from helpers_blobs import both_parts
+from scipy.stats import rankdata
+from torch import nn
+
+from gems_flwr import Cone, Gems, InProcessGrid, Means, NodeLimits, SecureSum, good_enough_mod
+from gems_flwr.core import derive_seed
+from gems_flwr.core.records import to_record
+from gems_flwr.errors import RoundFailedError
+from gems_flwr.node.limits import UNLIMITED
+from gems_flwr.spaces import space_from_arrays
+from gems_flwr.spaces.cone import build_cone, mean_values
+from gems_flwr.spaces.question import META, SPACE
+from gems_flwr.stages import Gradient, Losses
+
+D = 8
+CONSENT = NodeLimits(adaptive_answers=10)
+
+
+def app_of(source, **options):
+    app = ClientApp(mods=[good_enough_mod(both_parts(source), **options)])
+
+    @app.train()
+    def train(message, context):
+        raise NotImplementedError("moments and gradients need no training")
+
+    return app
+
+
+class Victim:
+    """A node at its own limits that a hostile server has for itself, and what it gave away."""
+
+    def __init__(self, x, y=None, limits=None, model=None, **config):
+        self.x = np.asarray(x, np.float32)
+        y = np.zeros(len(x), int) if y is None else y
+        data = torch.from_numpy(self.x), torch.from_numpy(y)
+        self.app = app_of(lambda _: data, model=model, limits=limits)
+        self.config, self.asked, self.answered, self.refusal = config, 0, 0, ""
+        self.restart()
+
+    def restart(self):
+        """What a new run leaves: nothing of the node's state in Flower."""
+        self.grid = InProcessGrid(self.app, [{"name": "north", **self.config}])
+
+    def ask(self, question, arrays):
+        self.asked += 1
+        about = ConfigRecord({"server-round": self.asked, "run-seed": 5})
+        content = {"arrays": to_record(arrays), "config": about, **question.to_records()}
+        (node,) = self.grid.get_node_ids()
+        (reply,) = self.grid.send_and_receive([Message(RecordDict(content), node, "train")])
+        if reply.has_error():
+            self.refusal = reply.error.reason
+            return None
+        self.answered += 1
+        return reply.content
+
+    def cone(self, question, arrays):
+        content = self.ask(question, arrays)
+        if content is None:
+            return None
+        arrays = {key: array.numpy() for key, array in content[SPACE].items()}
+        return space_from_arrays(arrays, json.loads(content[META]["text"]))
+
+    def rebuilt(self, guesses, near=0.01):
+        """How many samples some guess is near in every feature."""
+        off = np.abs(self.x[:, None] - np.reshape(guesses, (-1, self.x.shape[1]))).max(axis=2)
+        return int((off.min(axis=1, initial=np.inf) < near).sum())
+
+
+def images(count, features=D, seed=0):
+    return np.random.default_rng(seed).uniform(size=(count, features))
+
+
+def isolate(count_above, width, tries=30):
+    """Return thresholds between which one sample lies, by bisection; None if there is no answer."""
+    low, high = -width, width
+    for _ in range(tries):
+        middle = (low + high) / 2
+        found = count_above(middle)
+        if found is None:
+            return None
+        if found == 2:
+            return middle
+        low, high = (middle, high) if found > 2 else (low, middle)
+    return None
+
+
+# --- gradients and losses at a layer that the server chooses ----------------------------------
+
+
+def by_gradients(victim, attempts):
+    """The two samples farthest along a direction, and the three: their sums differ by one."""
+    guesses, rng = [], np.random.default_rng(1)
+    one, steep = np.ones(D, np.float32), 1e4
+    for _ in range(attempts):
+        towards = rng.normal(size=D)
+
+        def sums(threshold, towards=towards):
+            layer = {"weight": np.stack([0 * towards, steep * towards]).astype("f4")}
+            layer["bias"] = np.array([0, -steep * threshold], "f4")
+            question = Gradient(one, np.eye(D + 1, dtype="f4"))
+            content = victim.ask(question, layer)
+            if content is None:  # at best because one sample was alone
+                return np.zeros(D + 1) if "min_count" in victim.refusal else None
+            along = np.frombuffer(content["gradient"]["along"], "<f2").reshape(2, -1)
+            return along[1].astype(float) * content["metrics"]["weight-sum"]
+
+        def above(threshold, sums=sums):
+            found = sums(threshold)
+            return None if found is None else round(found[-1])
+
+        two = isolate(above, 4.0)
+        if two is None:
+            return guesses
+        # From two samples to three, in small steps; what is between them is one sample.
+        before, threshold = sums(two), two
+        for _ in range(60):
+            threshold -= 0.02
+            now = sums(threshold)
+            if round(now[-1]) == 3:
+                guesses.append((now - before)[:-1])
+                break
+            if round(now[-1]) > 3:
+                break
+    return guesses
+
+
+def by_losses(victim, attempts):
+    """With a steep layer the loss is the margin of those that are wrong: one sample's numbers."""
+    guesses, rng = [], np.random.default_rng(2)
+    one, steep = np.ones(D, np.float32), 1e4
+    zero = {"weight": np.zeros((2, D), "f4"), "bias": np.zeros(2, "f4")}
+
+    def loss(towards, threshold):
+        step = np.zeros((2, D + 1))
+        step[1] = np.append(towards, -threshold) * steep
+        points = np.array([[0.0, 0.0], [0.0, 1.0]])
+        content = victim.ask(Losses(one, step.astype("f4"), points), zero)
+        return None if content is None else content["metrics"]["loss-sums"][1] / steep
+
+    for _ in range(attempts):
+        towards = rng.normal(size=D)
+        # Slopes are counts: how many samples are above.
+        level = 4.0
+        for _ in range(100):
+            level -= 0.06
+            value = loss(towards, level)
+            if value is None:
+                return guesses
+            if value > 1e-3:
+                break
+        tilt = 1e-3
+        parts = [(loss(towards + tilt * e, level) - value) / tilt for e in np.eye(D)]
+        guesses.append(np.array(parts))
+    return guesses
+
+
+@pytest.mark.parametrize("attack", [by_gradients, by_losses])
+def test_a_layer_that_singles_out_samples_rebuilds_none(attack):
+    """With open limits both attacks do what they say; at a node's defaults nothing is answered."""
+    x = images(40, seed=3)
+    victim = Victim(x, limits=UNLIMITED)
+    assert victim.rebuilt(attack(victim, 8)) >= 3
+    guarded = Victim(x)
+    assert guarded.rebuilt(attack(guarded, 8)) == 0
+    assert guarded.answered == 0
+    assert "limit adaptive_answers: it is 0" in guarded.refusal
+
+
+@pytest.mark.parametrize("attack", [by_gradients, by_losses])
+def test_an_owner_s_consent_ends_at_its_number_whatever_restarts(attack):
+    """Ten answers about each class, in all runs; what is in them is rounded, and no sample."""
+    victim = Victim(images(40, seed=3), limits=CONSENT)
+    guesses = []
+    for _ in range(5):
+        guesses += attack(victim, 8)
+        victim.restart()
+    assert victim.answered == 10
+    assert victim.rebuilt(guesses) == 0
+    assert "it is 10, and the server wants 1 of a class beside the 10" in victim.refusal
+
+
+def test_a_class_of_few_samples_is_in_no_gradient_and_no_loss():
+    """Eight samples at least, and three roots of D / 12; of five, one reply once told all."""
+    x, y = images(45, seed=4), np.repeat([0, 1], [40, 5])
+    layer = {"weight": np.zeros((2, D), "f4"), "bias": np.zeros(2, "f4")}
+    ask = Gradient(np.ones(D, "f4"), np.eye(D + 1, dtype="f4"))
+    content = Victim(x, y, limits=CONSENT).ask(ask, layer)
+    assert content["metrics"]["num-examples"] == 40
+    assert content["gradient"]["withheld"] == [1]
+    lonely = Victim(x[y == 1], limits=CONSENT)
+    assert lonely.ask(ask, layer) is None
+    assert "limit largest_rank: no class has the 8 samples" in lonely.refusal
+
+
+# --- layers below the head --------------------------------------------------------------------
+
+
+def gate_net():
+    return nn.Sequential(nn.Linear(D, 2), nn.ReLU(), nn.Linear(2, 2))
+
+
+def gated(towards, threshold, steep=1.0):
+    """Two units: one that lets through what is far along a direction, one more steeply."""
+    weight = np.stack([towards, steep * towards]).astype("f4")
+    bias = np.array([-threshold, -steep * threshold], "f4")
+    head = {"2.weight": np.zeros((2, 2), "f4"), "2.bias": np.zeros(2, "f4")}
+    return {"0.weight": weight, "0.bias": bias, **head}
+
+
+def by_gates(victim, attempts, question=None):
+    """A unit that one sample alone switches on shows that sample, direction by direction."""
+    guesses, rng = [], np.random.default_rng(6)
+    question = question or Cone(int8=False)
+    count = len(victim.x)
+
+    def unit(arrays, which=0):
+        cone = victim.cone(question, arrays)
+        if cone is None:
+            return None
+        mean = float(mean_values(cone)[0, which])
+        return count * mean, count * (cone.covariance.dense_matrix(0)[which, which] + mean**2)
+
+    for _ in range(attempts):
+        towards, level = rng.normal(size=D), 3.0
+        for _ in range(100):
+            level -= 0.06
+            found = unit(gated(towards, level))
+            if found is None:
+                return guesses
+            if found[0] > 1e-3:
+                break
+        tilt, parts = 1e-2, []
+        for e in np.eye(D):
+            moved = unit(gated(towards + tilt * e, level))
+            if moved is None:
+                return guesses
+            parts.append((moved[0] - found[0]) / tilt)
+        guesses.append(np.array(parts))
+    return guesses
+
+
+@pytest.mark.parametrize("limits", [None, CONSENT], ids=["defaults", "with consent"])
+def test_layers_below_the_head_are_the_node_s_or_the_first(limits):
+    x = images(64, seed=7)
+    victim = Victim(x, limits=UNLIMITED, model=gate_net)
+    assert victim.rebuilt(by_gates(victim, 9, Cone(rank="full"))) >= 3
+    guarded = Victim(x, limits=limits, model=gate_net)
+    assert guarded.rebuilt(by_gates(guarded, 8)) == 0
+    assert guarded.answered <= 1 + (10 if limits else 0)
+    # The first are answered on for ever, also in a new run; of others none is.
+    first = gated(np.random.default_rng(6).normal(size=D), 2.94)
+    guarded.restart()
+    assert guarded.ask(Cone(), first) is not None
+    assert guarded.ask(Cone(), gated(np.ones(D), 0.0)) is None
+
+
+def test_another_width_than_the_node_s_own_is_refused_and_its_own_layers_are_not():
+    own = gate_net()
+    victim = Victim(images(64), model=lambda: copy.deepcopy(own))
+    narrow = {
+        "0.weight": np.ones((1, D), "f4"),
+        "0.bias": np.zeros(1, "f4"),
+        "2.weight": np.zeros((2, 1), "f4"),
+        "2.bias": np.zeros(2, "f4"),
+    }
+    assert victim.ask(Cone(), narrow) is None
+    assert "adaptive_answers" in victim.refusal
+    assert victim.ask(Cone(), gated(np.ones(D), 1.0)) is not None
+    mine = {key: value.numpy() for key, value in own.state_dict().items()}
+    assert victim.ask(Cone(), mine) is not None
+
+
+def test_a_unit_that_one_sample_switches_on_shows_nothing():
+    """Already in the first reply: mean and variance are those that the other samples have."""
+    x = images(64)
+    order = np.argsort(x @ np.ones(D))
+    level = float((x[order[-1]] + x[order[-2]]).sum() / 2)
+    victim = Victim(x, model=gate_net)
+    cone = victim.cone(Cone(int8=False), gated(np.ones(D), level))
+    assert mean_values(cone) == pytest.approx(0)
+
+
+# --- groups and clusters ----------------------------------------------------------------------
+
+
+def by_groups(victim, requests):
+    """Means of halves are linear equations, if the server knows who is in which half."""
+    layer = {"weight": np.zeros((2, D), "f4"), "bias": np.zeros(2, "f4")}
+    count, rows, values = len(victim.x), [], []
+    for _ in range(requests):
+        cone = victim.cone(Means(groups=2), layer)
+        if cone is None:
+            break
+        seed = derive_seed(5, "space", victim.asked, "north")
+        generator = torch.Generator().manual_seed(seed % 2**63)
+        halves = np.array_split(torch.randperm(count, generator=generator).numpy(), 2)
+        rows += [np.isin(np.arange(count), half) / len(half) for half in halves]
+        values += list(mean_values(cone))
+    return np.linalg.lstsq(np.array(rows), np.array(values), rcond=None)[0]
+
+
+def test_groups_are_drawn_once_from_a_secret():
+    x = images(40, seed=8)
+    victim = Victim(x, limits=UNLIMITED)
+    assert victim.rebuilt(by_groups(victim, 60)) == 40
+    guarded = Victim(x)
+    assert guarded.rebuilt(by_groups(guarded, 60)) == 0
+    assert guarded.answered == 60
+    layer = {"weight": np.zeros((2, D), "f4"), "bias": np.zeros(2, "f4")}
+    first = mean_values(guarded.cone(Means(groups=2), layer))
+    guarded.restart()
+    assert np.array_equal(first, mean_values(guarded.cone(Means(groups=2), layer)))
+    # Other parts would be more equations; another node's secret is another.
+    for other in (Means(groups=3), Means(groups=2, min_count=9)):
+        assert guarded.cone(other, layer) is None
+    assert guarded.cone(Cone(clusters=2), layer) is not None
+    assert guarded.cone(Cone(clusters=3), layer) is None
+    stranger = Victim(x, name="south").cone(Means(groups=2), layer)
+    assert not np.array_equal(first, mean_values(stranger))
+
+
+# --- who is among the samples -----------------------------------------------------------------
+
+
+def auc(members, others):
+    ranks = rankdata(np.concatenate([members, others]))[: len(members)]
+    return (ranks.sum() - len(members) * (len(members) + 1) / 2) / (len(members) * len(others))
+
+
+def test_sparse_counts_do_not_show_which_words_no_sample_has():
+    """Six of 300 words a text, most of them rare: a deviation at its floor once told all."""
+    rng, found = np.random.default_rng(9), []
+    chance = 1 / np.arange(1, 301)
+    for _ in range(4):
+        texts = np.zeros((1128, 300))
+        for text in texts:
+            text[rng.choice(300, 6, replace=False, p=chance / chance.sum())] = 6**-0.5
+        own, others = texts[:64], texts[64:128]
+        cone = build_cone(torch.from_numpy(own).float(), torch.zeros(64), 2)
+        deviations = np.sqrt(np.diag(cone.covariance.dense_matrix(0)))
+        at_floor = deviations <= deviations.min() * 1.0001
+        found.append(auc(*(-(part[:, at_floor] > 0).sum(axis=1) for part in (own, others))))
+    assert np.mean(found) < 0.75
+
+
+def test_an_honest_refinement_reply_shows_no_more_members_than_a_cone():
+    """Whoever knows the class subtracts what is expected, and looks along each candidate."""
+    features, found = 100, {}
+    for limits in (UNLIMITED, CONSENT):
+        scores = []
+        for seed in range(3):
+            x = np.random.default_rng(seed).normal(size=(1032, features))
+            victim = Victim(x[:32], limits=limits)
+            layer = {"weight": np.zeros((2, features), "f4"), "bias": np.zeros(2, "f4")}
+            basis = np.eye(features + 1, dtype="f4")
+            content = victim.ask(Gradient(np.ones(features, "f4"), basis), layer)
+            along = np.frombuffer(content["gradient"]["along"], "<f2").reshape(2, -1)[1, :-1]
+            scores.append(auc(x[:32] @ along, x[32:64] @ along))
+        found[limits] = np.mean(scores)
+    assert found[UNLIMITED] > 0.85
+    assert found[CONSENT] < 0.75
+
+
+# --- what a strategy asks before anything is paid ---------------------------------------------
+
+
+@pytest.mark.parametrize("space", [Cone(), Means(groups=2), Cone(sums=True, sketch=4)], ids=str)
+def test_refinement_asks_for_consent_with_the_first_message(space):
+    def start(limits, **options):
+        def data(context):
+            x = images(120, seed=int(context.node_config["partition-id"]))
+            return torch.from_numpy(x).float(), torch.from_numpy(np.arange(120) % 2)
+
+        grid = InProcessGrid(app_of(data, limits=limits), 3)
+        layer = to_record({"weight": np.zeros((2, D), "f4"), "bias": np.zeros(2, "f4")})
+        return Gems(space=space, refine=2, **options).start(grid, layer)
+
+    with pytest.raises(
+        RoundFailedError, match=r"secure=SecureSum\(\), or .* adaptive-answers="
+    ) as e:
+        start(NodeLimits())
+    assert "0 of 3 nodes gave a usable reply" in str(e.value)
+    losses = [r["loss"] for r in start(NodeLimits(adaptive_answers=6)).details["refinement"]]
+    assert losses == sorted(losses, reverse=True)
+    if space.offers >= {"sums"}:
+        assert not start(NodeLimits(), secure=SecureSum(), min_nodes=3).failures
