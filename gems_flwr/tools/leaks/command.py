@@ -120,7 +120,7 @@ def read_features(path: str | Path) -> LayerSamples:
         with zipfile.ZipFile(path) as archive:
             for entry in archive.infolist():
                 if entry.file_size > max(2**30, 100 * entry.compress_size):
-                    raise ValueError(f"{entry.filename} would fill the memory")
+                    raise OfflineError(f"{path}: {entry.filename} would fill the memory")
         with np.load(path) as stored:
             arrays = {name: stored[name] for name in (INPUTS, LABELS) if name in stored}
     except (ValueError, zipfile.BadZipFile, EOFError, AttributeError, MemoryError) as error:
