@@ -129,10 +129,6 @@ class LayerwiseGems(RoundLoop):
         """Stop when refining the output layer further would not help."""
         return self._output.reason_to_stop(state) if state.round > self._hidden else None
 
-    def rename_nodes(self, state: ServerState, names: Mapping[str, str]) -> ServerState:
-        """Let nodes keep the moments that are refined with under new names."""
-        return self._output.rename_nodes(state, names)
-
     def _gems(self) -> Gems:
         """Return the strategy of the output layer, with this strategy's own options."""
         given = self.head if isinstance(self.head, Gems) else Gems(space=self.head)
