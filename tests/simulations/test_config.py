@@ -70,7 +70,7 @@ def test_every_file_composes_alone_and_can_be_built(path, monkeypatch):
 def test_what_is_nested_is_chosen_by_overrides():
     each = [
         (["strategy=gems", "strategy.space.clusters=8"], Cone(clusters=8)),
-        ([*BALL, "strategy.space.radius=worst"], Ball(radius="worst")),
+        ([*BALL, "strategy.space.radius=certified"], Ball(radius="certified")),
         (["strategy=gems", "strategy/space=ellipsoid"], Ellipsoid()),
     ]
     for overrides, space in each:

@@ -20,7 +20,7 @@ _NAMES = {
     ),
     "radii": (
         "SHRINK RadiusCurve accuracy_curve build_ball build_ellipsoid find_extent "
-        "linear_fisher relative_axes worst_curve"
+        "linear_fisher relative_axes"
     ),
 }
 
