@@ -294,7 +294,7 @@ class RoundLoop(Strategy):
             Scores the global model at the server: before the first round and after each.
         should_stop : callable or sequence of callables, optional
             Gets the round and the result so far, after each round; true, or a reason, ends the
-            run. `TargetReached` and `PatienceExhausted` are such rules.
+            run. `TargetReached` is such a rule.
         resume : bool, default False
             Whether to go on from `checkpoint_dir`. If there is nothing yet, the run starts.
 
