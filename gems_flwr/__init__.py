@@ -21,7 +21,7 @@ _NAMES = {
     "averaging": "RobustRule",
     "carriers.in_process": "InProcessGrid",
     "carriers.metered": "MeteredGrid",
-    "core.run": "Callback PatienceExhausted TargetReached Tolerance",
+    "core.run": "Callback TargetReached Tolerance",
     "errors": "GemsError",
     "lifts": "RandomFilters RandomFourier",
     "networks": "resize_model",
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from gems_flwr.carriers.in_process import InProcessGrid as InProcessGrid
     from gems_flwr.carriers.metered import MeteredGrid as MeteredGrid
     from gems_flwr.core.run import Callback as Callback
-    from gems_flwr.core.run import PatienceExhausted as PatienceExhausted
     from gems_flwr.core.run import TargetReached as TargetReached
     from gems_flwr.core.run import Tolerance as Tolerance
     from gems_flwr.errors import GemsError as GemsError

@@ -82,14 +82,11 @@ class StopConfig:
     """When to end before the last round."""
 
     target: Optional[float] = None  # noqa: UP045 - omegaconf reads Optional
-    patience: Optional[int] = None  # noqa: UP045
     metric: str = "accuracy"
     goal: str = "max"
 
     def __post_init__(self) -> None:
         _require("stop.goal", self.goal, self.goal in ("max", "min"), "max or min")
-        patient = self.patience is None or self.patience >= 1
-        _require("stop.patience", self.patience, patient, "at least 1, or null")
 
 
 @dataclass

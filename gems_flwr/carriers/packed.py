@@ -274,11 +274,6 @@ class PackedModels(Carrier):
             reason = f"what nodes have been given cannot be read from the checkpoint ({error})"
             raise CheckpointError(f"{reason}; start afresh") from error
 
-    def rename(self, names: Mapping[str, str]) -> None:
-        """Call nodes by other names."""
-        self._held = {names.get(node, node): each for node, each in self._held.items()}
-        self._counted = {names.get(node, node): each for node, each in self._counted.items()}
-
 
 def _lacks_base(reply: Message) -> bool:
     return reply.has_content() and _noted(reply.content.get(PACKED), _NEEDS_BASE) is True

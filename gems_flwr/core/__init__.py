@@ -18,7 +18,6 @@ from gems_flwr.core.records import MetricsReply, ModelReply
 from gems_flwr.core.round import Round
 from gems_flwr.core.run import (
     Callback,
-    PatienceExhausted,
     RoundOutcome,
     RoundRecord,
     RunResult,
@@ -33,7 +32,7 @@ from gems_flwr.core.sums import Total
 
 __all__ = [
     "NOTHING", "Callback", "Disclosure", "Group", "LayerQuestion", "MetricsReply", "ModelReply",
-    "PatienceExhausted", "Question", "Round", "RoundOutcome", "RoundRecord",
+    "Question", "Round", "RoundOutcome", "RoundRecord",
     "RunResult", "ServerState", "SumQuestion", "TargetReached", "Tolerance", "Total", "Traffic",
     "derive_seed", "generator", "registered_questions", "take_question",
 ]  # fmt: skip

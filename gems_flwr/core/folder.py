@@ -18,7 +18,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -51,8 +50,6 @@ from gems_flwr.typing import Arrays
 FORMAT = "gems-flwr-1"
 _FILE, _INBOX, _HISTORY = "checkpoint.safetensors", "inbox", "rounds.jsonl"
 _DIGEST_BYTES = 16
-# How the file of a node's reply ends that goes by ``#`` and its id; see `gems_flwr.core.nodes`.
-_UNNAMED = re.compile(r"-%23\d+-[0-9a-f]{8}\.reply$")
 # What reading a damaged file may raise.
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
@@ -164,10 +161,6 @@ class CheckpointFolder:
     def has_replies(self) -> bool:
         """Whether an interrupted round left replies behind."""
         return any((self.folder / _INBOX).glob("*"))
-
-    def has_named_replies(self) -> bool:
-        """Whether any of them is of a node that went by a name, and not by its id alone."""
-        return any(not _UNNAMED.search(path.name) for path in (self.folder / _INBOX).glob("*"))
 
     def _reply_path(self, exchange: str, node: str) -> Path:
         # Names come from nodes: quoted they cannot leave the folder, cut they fit a file name,

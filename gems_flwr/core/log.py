@@ -105,20 +105,12 @@ _VERDICTS = {
 def result_lines(result: RunResult) -> list[str]:
     """Return what a result says beyond Flower's own: cost, who was left out, scores."""
     rounds = [record for record in result.history if record.round]
-    exchanges = Counter(what for record in rounds for what in record.exchanges)
     traffic = result.traffic
     sizes = f"{traffic.bytes_up:,} bytes up, {traffic.bytes_down:,} bytes down"
     lines = [f"Rounds: {len(rounds)}, {sizes}, ended because {result.stopped_because}"]
-    if exchanges:
-        each = ", ".join(f"{k} × {n}" if n > 1 else k for k, n in exchanges.items())
-        lines.append(f"Exchanges: {exchanges.total()} ({each})")
     times = Counter(failure.node for _, failure in result.failures)
-    why = {
-        f.node: f"{'once' if times[f.node] == 1 else f'{times[f.node]} times'}: {f.reason}"
-        for _, f in result.failures
-    }
-    by_strategy = result.details.get("left_out")
-    why = {**(by_strategy if isinstance(by_strategy, Mapping) else {}), **why}
+    by_round = {f.node: f"{times[f.node]} ×: {f.reason}" for _, f in result.failures}
+    why = {**result.details.get("left_out", {}), **by_round}
     left_out = [f"\tnode {node}, {short(str(reason))}" for node, reason in why.items()]
     lines += [f"Left out: {len(left_out) or 'none'}", *left_out[:_MOST_NODES]]
     if len(left_out) > _MOST_NODES:
@@ -129,15 +121,7 @@ def result_lines(result: RunResult) -> list[str]:
         loss = result.details["loss"]
         lines.append(f"Loss: {loss:.6g}, at most {bound:.3g} above that of the pooled optimum")
     if scores := result.details.get("node_scores"):
-        lines.append(f"Node scores: {_scores(scores)}")
+        each = ", ".join(f"{node}: {score:.4f}" for node, score in [*scores.items()][:_MOST_NODES])
+        mean = sum(scores.values()) / len(scores)
+        lines.append(f"Node scores: mean {mean:.4f} of {len(scores)}; {each}")
     return lines
-
-
-def _scores(scores: Mapping[str, float]) -> str:
-    if len(scores) <= _MOST_NODES:
-        return ", ".join(f"{node}: {score:.4f}" for node, score in scores.items())
-    lowest = min(scores, key=lambda node: scores[node])
-    return (
-        f"mean {sum(scores.values()) / len(scores):.4f} of {len(scores)}, lowest "
-        f"{scores[lowest]:.4f} (node {lowest}), highest {max(scores.values()):.4f}"
-    )

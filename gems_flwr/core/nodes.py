@@ -8,8 +8,8 @@ A name is no proof. Flower has checked which node a reply comes from, so the id 
 goes by the name under which it is registered; else by what it called itself in its first reply, if
 no other node goes by that; else by ``#`` and its id. A name that another node has, or that is
 another node's id, gets the node's own id added (``north#42``), and so does one that ends like that:
-no node can take what belongs to another. A registered name is taken from a node that only calls
-itself so, between two rounds. A name that two want is logged as ``name_disputed``.
+no node can take what belongs to another. What a node is called it keeps for the run. A name that
+two want is logged as ``name_disputed``.
 
 Nodes are asked for their names only where an account is kept by name, once, by a train message,
 which every app has a handler for. One that never sends its name goes by its id.
@@ -52,9 +52,6 @@ class Nodes:
         self._names: dict[int, str] = {}
         self._holders: dict[str, int] = {}
         self._seen: set[int] = set()
-        self._registered: set[int] = set()
-        # Nodes that have yet to be given the name under which they are registered.
-        self._deferred: set[int] = set()
         # Nodes whose first reply has come; those that were asked for their name; exchanges for it.
         self._heard: set[int] = set()
         self._asked: set[int] = set()
@@ -111,11 +108,11 @@ class Nodes:
         takers: defaultdict[str, list[int]] = defaultdict(list)
         for node, claim in new.items():
             # A node without a name calls itself by its id.
-            if claim and claim != str(node) and node not in self._deferred:
+            if claim and claim != str(node):
                 takers[claim].append(node)
         for claim, nodes in takers.items():
             owner = self._owner(claim)
-            unnamed = [node for node in nodes if node not in self._registered]
+            unnamed = [node for node in nodes if node not in self._names]
             rivals = {n: _other((owner, *(unnamed if n in unnamed else ())), n) for n in nodes}
             for node in unnamed:
                 free = rivals[node] is None and not _ID_AT_THE_END.search(claim)
@@ -139,7 +136,7 @@ class Nodes:
                 lost = self._ask(grid, sorted(asked, key=self.place), timeout, claims, unable)
                 asked = lost.intersection(grid.get_node_ids())
         # All at once: which name is whose must not depend on the order of the answers.
-        self.learn(dict(sorted(claims.items())))
+        self.learn({node: claims.get(node) for node in sorted(unnamed)})
         for node in sorted(unnamed - self._names.keys(), key=self.place):
             why = {"reason": unable[node]} if node in unable else {"timeout": timeout}
             log_warning("no_name", node=self.name(node), **why)
@@ -179,49 +176,22 @@ class Nodes:
     # --- what the grid knows ------------------------------------------------------------------
 
     def meet(self, grid: Grid, nodes: Iterable[int]) -> None:
-        """Read the names of new nodes from the grid; no other node is renamed before `settle`."""
-        if not self._seen.issuperset(nodes):
-            self._read(grid, rename=False)
-            self._seen.update(nodes)
-
-    def settle(self, grid: Grid) -> dict[str, str]:
-        """Give nodes the names under which they are registered; to be called between rounds.
-
-        Returns the new names of nodes that had others before, by the old ones.
-        """
-        if not self._deferred and self._seen.issuperset(grid.get_node_ids()):
-            return {}
-        before = {node: self.name(node) for node in self._seen | self._names.keys()}
-        self._read(grid, rename=True)
-        return {old: new for node, old in before.items() if (new := self.name(node)) != old}
-
-    def _read(self, grid: Grid, *, rename: bool) -> None:
+        """Give new nodes the names under which they are registered."""
+        if self._seen.issuperset(nodes):
+            return
+        new = [info for info in grid.get_nodes() if info.node_id not in self._seen]
+        self._seen.update(nodes, (info.node_id for info in new))
         takers: defaultdict[str, list[int]] = defaultdict(list)
-        for info in grid.get_nodes():
-            self._seen.add(info.node_id)
+        for info in new:
             self._entries[info.node_id] = (info.name, info.registered_at)
-            if info.name and info.node_id not in self._registered:
+            if info.name and info.node_id not in self._names:
                 takers[info.name].append(info.node_id)
         for name, nodes in takers.items():
-            holder = self._holders.get(name)
-            if holder is None or holder in nodes or holder in self._registered:
-                self._register(nodes, name, holder)
-            elif rename:
-                self._give(holder, f"{name}#{holder}")
-                self._register(nodes, name, None)
-                self._dispute(name, {holder: nodes[0]})
-            else:
-                self._deferred.update(nodes)
-
-    def _register(self, nodes: list[int], name: str, holder: int | None) -> None:
-        """Call nodes by the name under which they are registered, or tell them apart by it."""
-        self._deferred.difference_update(nodes)
-        self._registered.update(nodes)
-        rivals = {node: _other((holder, *nodes), node) for node in nodes}
-        for node, rival in rivals.items():
-            free = rival is None and not _ID_AT_THE_END.match(name)
-            self._give(node, name if free else f"{name}#{node}")
-        self._dispute(name, rivals)
+            rivals = {node: _other((self._holders.get(name), *nodes), node) for node in nodes}
+            for node, rival in rivals.items():
+                free = rival is None and not _ID_AT_THE_END.match(name)
+                self._give(node, name if free else f"{name}#{node}")
+            self._dispute(name, rivals)
 
     # --- helpers ------------------------------------------------------------------------------
 
@@ -236,8 +206,6 @@ class Nodes:
         """Call a node by a name, with its id added for as long as another one has that name."""
         while self._holders.get(name, node) != node:
             name = f"{name}#{node}"
-        if node in self._names:
-            del self._holders[self._names[node]]
         self._names[node], self._holders[name] = name, node
 
     def _dispute(self, claim: str, rivals: Mapping[int, int | None]) -> None:

@@ -104,9 +104,6 @@ class Carrier:
         """Return what has to be kept from round to round."""
         return {}
 
-    def rename(self, names: Mapping[str, str]) -> None:
-        """Call nodes by other names."""
-
 
 @dataclass(eq=False)
 class Round:

@@ -270,7 +270,7 @@ class Tolerance:
                 raise OptionError(f"{name} must be above 0 or None, got {value}")
 
 
-# --- rules for start(should_stop=…): they get round and result, and return a reason to stop ---
+# --- a rule for start(should_stop=…): it gets round and result, and returns a reason to stop ---
 
 
 @dataclass(frozen=True)
@@ -297,7 +297,8 @@ class TargetReached:
     goal: Goal = "max"
 
     def __post_init__(self) -> None:
-        _check_goal(self.goal)
+        if self.goal not in ("max", "min"):
+            raise OptionError(f"goal must be 'max' or 'min', got '{self.goal}'")
 
     def __call__(self, server_round: int, result: RunResult) -> str | None:
         """Return why to stop, or None to go on."""
@@ -306,42 +307,3 @@ class TargetReached:
             return None
         reached = value >= self.value if self.goal == "max" else value <= self.value
         return f"{self.metric} {value:.4f} reached the target {self.value}" if reached else None
-
-
-@dataclass(frozen=True)
-class PatienceExhausted:
-    """Stop when a metric has not improved for some rounds, at least 1; see `TargetReached`.
-
-    Examples
-    --------
-    >>> from gems_flwr import PatienceExhausted
-    >>> rule = PatienceExhausted(rounds=2, metric="loss", goal="min")
-    """
-
-    rounds: int
-    metric: str = "accuracy"
-    goal: Goal = "max"
-
-    def __post_init__(self) -> None:
-        _check_goal(self.goal)
-        if self.rounds < 1:
-            raise OptionError(f"rounds must be at least 1, got {self.rounds}")
-
-    def __call__(self, server_round: int, result: RunResult) -> str | None:
-        """Return why to stop, or None to go on."""
-        each = [(record.round, record.metric(self.metric)) for record in result.history]
-        known = [(number, value) for number, value in each if value is not None]
-        if not known:
-            return None
-        sign = 1 if self.goal == "max" else -1
-        # The earliest of equal values: standing still is no improvement.
-        best_round = max(known, key=lambda pair: (sign * pair[1], -pair[0]))[0]
-        waited = known[-1][0] - best_round
-        if waited < self.rounds:
-            return None
-        return f"{self.metric} has not improved for {waited} rounds"
-
-
-def _check_goal(goal: str) -> None:
-    if goal not in ("max", "min"):
-        raise OptionError(f"goal must be 'max' or 'min', got '{goal}'")

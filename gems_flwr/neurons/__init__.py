@@ -7,9 +7,8 @@
 
 from gems_flwr.neurons.balls import NeuronBalls, NeuronData, neuron_balls
 from gems_flwr.neurons.merge import MergedLayer, merge_neurons
-from gems_flwr.neurons.screen import oversized_layers, screen_neurons
+from gems_flwr.neurons.screen import oversized_layers
 
 __all__ = [
-    "MergedLayer", "NeuronBalls", "NeuronData", "merge_neurons", "neuron_balls",
-    "oversized_layers", "screen_neurons",
+    "MergedLayer", "NeuronBalls", "NeuronData", "merge_neurons", "neuron_balls", "oversized_layers",
 ]  # fmt: skip

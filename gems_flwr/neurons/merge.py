@@ -20,7 +20,6 @@ point, until none does.
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -78,15 +77,13 @@ def merge_neurons(
     *,
     clusters: int = 100,
     width: int | None = None,
-    max_alone: int | None = None,
     seed: int,
     device: str = "cpu",
 ) -> MergedLayer:
     """Return one layer that has a neuron in every ball of every node.
 
     The nodes' `layers` are sorted by name. `clusters` are those of k-means (m_epsilon), `width` is
-    how many neurons the layer must have (by default as many as come out), `max_alone` how many of
-    them may stand for one node alone.
+    how many neurons the layer must have (by default as many as come out).
     """
     items = distinct_neurons(layers)
     found: Groups = []
@@ -95,8 +92,6 @@ def merge_neurons(
     if width is not None:
         found = _split(items, found, width)
     merged = _merged(items, found)
-    if max_alone is not None:
-        merged = limit_each(merged, max_alone)
     if width is None:
         return merged
     merged = _shrunk(merged, layers, width, seed, device)
@@ -306,25 +301,6 @@ def _split(items: Distinct, found: Groups, wanted: int) -> Groups:
             group.remove(item)
             alone.append((items.centers[item].astype(np.float64), [item]))
     return apart + alone
-
-
-def limit_each(merged: MergedLayer, max_alone: int) -> MergedLayer:
-    """Return a layer in which at most so many neurons, the most important, stand for one node."""
-    taken: Counter[int] = Counter()
-    keep = []
-    for i, members in enumerate(merged.origins):
-        nodes = {node for node, _ in members}
-        if len(nodes) == 1:
-            taken.update(nodes)
-        if len(nodes) != 1 or taken[nodes.pop()] <= max_alone:
-            keep.append(i)
-    lost = [m for i in set(range(len(merged))) - set(keep) for m in merged.origins[i]]
-    return MergedLayer(
-        merged.weights[keep],
-        tuple(merged.origins[i] for i in keep),
-        tuple(sorted([*merged.dropped, *lost])),
-        merged.importance[keep],
-    )
 
 
 def _shrunk(

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -146,22 +146,6 @@ class Refine(Stage):
         """Return why further rounds of refinement would not help, or None."""
         rounds = details.get("refinement") or [{}]
         return str(rounds[-1]["reason"]) if rounds[-1].get("converged") else None
-
-    def renamed(self, state: ServerState, names: Mapping[str, str]) -> ServerState:
-        """Return a state that calls nodes by other names in what refinement keeps, if it does."""
-        if _NOTES not in state.memory:
-            return state
-
-        def new(nodes: Iterable[str]) -> tuple[str, ...]:
-            return tuple(names.get(node, node) for node in nodes)
-
-        kept = RefineMemory.of(state.memory)
-        history = (dataclasses.replace(seen, nodes=new(seen.nodes)) for seen in kept.history)
-        cones = dict(zip(new(kept.cones), kept.cones.values(), strict=True))
-        kept = dataclasses.replace(
-            kept, cones=cones, members=new(kept.members), history=tuple(history)
-        )
-        return dataclasses.replace(state, memory={**state.memory, **kept.to_arrays()})
 
 
 @dataclass(frozen=True, eq=False)

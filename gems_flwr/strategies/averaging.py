@@ -118,10 +118,8 @@ class AveragesModels(PacksModels):
 class Outvoted:
     """Whom a rule has left out so far; goes into the run's details under ``robust``."""
 
-    # How many means were made; by the median since there were too few models for the rule; and of
-    # fewer than three models, among which none can be outvoted.
+    # How many means were made, and of these not by the rule, for which there were too few models.
     averagings: int = 0
-    by_median: int = 0
     too_few: int = 0
     # How often the rule did not choose a node's model, where it chooses.
     times_left_out: Mapping[str, int] = field(default_factory=dict)
@@ -136,18 +134,15 @@ class Outvoted:
         """Add one more mean, of the models of `nodes`, in round `number`; log what is new."""
         if not rule.is_on:
             return
-        by_median = mean.checked and mean.applied != rule.kind
-        if not mean.checked and not self.too_few:
-            reason = "fewer than three models: none can be outvoted"
+        too_few = not mean.checked or mean.applied != rule.kind
+        if too_few and not self.too_few:
+            instead = "the median stands in" if mean.checked else "none can be outvoted"
+            reason = f"too few models for {rule.kind}, {instead}"
             log_warning("unchecked", round=number, reason=reason)
-        elif by_median and not self.by_median:
-            reason = f"too few models for {rule.kind}, the median stands in"
-            log_warning("median_instead", round=number, reason=reason)
         if left_out := [nodes[index] for index in mean.left_out]:
             log_event("outvoted", round=number, nodes=",".join(left_out))
         self.averagings += 1
-        self.by_median += by_median
-        self.too_few += not mean.checked
+        self.too_few += too_few
         self.times_left_out = dict(Counter(self.times_left_out) + Counter(left_out))
 
     def to_details(self, rule: RobustRule) -> dict[str, Any]:

@@ -233,14 +233,6 @@ class Gems(RoundLoop):
         """Stop when refining has converged."""
         return self._refine.reason_to_stop(state.details) if self._refine.rounds else None
 
-    def rename_nodes(self, state: ServerState, names: Mapping[str, str]) -> ServerState:
-        """Let nodes keep the spaces that they have sent under new names."""
-        if (folder := self._folder) is not None:
-            spaces = {names.get(node, node): space for node, space in folder.load().items()}
-            folder.clear()
-            folder.save(spaces)
-        return self._refine.renamed(state, names)
-
     def take_over(self, first_round: int) -> None:
         """Play from this round of another strategy's run on."""
         self._first_round = first_round

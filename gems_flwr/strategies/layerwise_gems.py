@@ -13,14 +13,12 @@ merged one has other inputs than before and starts again: see `gems_flwr.network
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
-from gems_flwr.averaging import HEAVY
 from gems_flwr.carriers import KnownLayers
 from gems_flwr.core.round import Carrier, Round
 from gems_flwr.core.run import RoundOutcome, ServerState, derive_seed
@@ -32,12 +30,10 @@ from gems_flwr.neurons import (
     NeuronBalls,
     merge_neurons,
     oversized_layers,
-    screen_neurons,
 )
 from gems_flwr.neurons.question import Neurons
 from gems_flwr.spaces.cone.question import Cone
 from gems_flwr.spaces.question import SpaceQuestion
-from gems_flwr.stages.screen import plausible
 from gems_flwr.stages.stage import as_head
 from gems_flwr.strategies.averaging import mean_reports
 from gems_flwr.strategies.gems import Gems
@@ -46,11 +42,6 @@ from gems_flwr.typing import Arrays
 
 # ReLU features want less of it than pixels do (chosen on MNIST validation data).
 HEAD_RIDGE = 1e-5
-# What no comparison of neurons can show, reported in every robust result.
-UNCHECKED_NEURONS = (
-    "useless neurons of plausible length are not noticed: those of honest nodes with other data "
-    "or other initial weights are as unlike the rest"
-)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -70,11 +61,8 @@ class LayerwiseGems(RoundLoop):
         in each other's balls.
     head : Gems, Cone, Means, Ball or Ellipsoid, or a word such as "cone"
         How the output layer is found. Of a `Gems` all but the options that this strategy has
-        itself count: its space, `head` (the ridge is 1e-5 by default), `refine`, `tune`, `verify`.
-    robust : bool, default False
-        Whether each node's neurons are held against those of the others before they are merged
-        (see `gems_flwr.neurons`), none takes more than twice its share of a layer for itself, and
-        the output layer is `robust` as in `Gems`.
+        itself count: its space, `head` (the ridge is 1e-5 by default), `refine`, `tune`, `verify`,
+        and `robust`, which is about output layers alone.
     device : str, default "cpu"
         Where the server computes; see `gems_flwr.good_enough_mod`.
     **loop
@@ -93,7 +81,6 @@ class LayerwiseGems(RoundLoop):
     neurons: Neurons = field(default_factory=Neurons)
     clusters: int | None = None
     head: Gems | SpaceQuestion | str = "cone"
-    robust: bool = False
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -136,22 +123,11 @@ class LayerwiseGems(RoundLoop):
             return self._merge_layer(round, state)
         outcome = self._output.play_round(round, state)
         widths = [layer.width for layer in weight_layers(outcome.arrays)[:-1]]
-        return dataclasses.replace(
-            outcome,
-            details={
-                **outcome.details,
-                "hidden": widths,
-                **_joined(state.details, outcome.details),
-            },
-        )
+        return dataclasses.replace(outcome, details={**outcome.details, "hidden": widths})
 
     def reason_to_stop(self, state: ServerState) -> str | None:
         """Stop when refining the output layer further would not help."""
         return self._output.reason_to_stop(state) if state.round > self._hidden else None
-
-    def rename_nodes(self, state: ServerState, names: Mapping[str, str]) -> ServerState:
-        """Let nodes keep the moments that are refined with under new names."""
-        return self._output.rename_nodes(state, names)
 
     def _gems(self) -> Gems:
         """Return the strategy of the output layer, with this strategy's own options."""
@@ -161,27 +137,16 @@ class LayerwiseGems(RoundLoop):
         if self._hidden and solves_cones and head.ridge is None:
             head = dataclasses.replace(head, ridge=HEAD_RIDGE)
         shared = {each.name: getattr(self, each.name) for each in dataclasses.fields(RoundLoop)}
-        return dataclasses.replace(
-            given, **shared, head=head, robust=self.robust or given.robust, device=self.device
-        )
+        return dataclasses.replace(given, **shared, head=head, device=self.device)
 
     def _merge_layer(self, round: Round, state: ServerState) -> RoundOutcome:
         index = round.number - 1
         layer = weight_layers(state.arrays)[index]
         balls = self._collect(round, state.arrays, layer)
-        notes: dict[str, str] = {}
-        if self.robust:
-            screened, reasons = screen_neurons(list(balls.values()))
-            balls, notes = plausible(
-                balls, screened, reasons, at_least=self.min_nodes, what="neurons"
-            )
-        width = layer.width if self.clusters is None else None
-        layers = list(balls.values())
         merged = merge_neurons(
-            layers,
+            list(balls.values()),
             clusters=self.clusters or layer.width,
-            width=width,
-            max_alone=math.ceil(HEAVY * width / len(layers)) if self.robust and width else None,
+            width=layer.width if self.clusters is None else None,
             seed=derive_seed(self.seed, "merge", index),
             device=self.device,
         )
@@ -190,12 +155,6 @@ class LayerwiseGems(RoundLoop):
         found = [*state.details.get("layers", []), _described(layer, merged, balls)]
         widths = [*state.details.get("hidden", []), len(merged)]
         details: dict[str, Any] = {"layers": found, "hidden": widths}
-        if self.robust:
-            said = {node: f"layer {layer.name}: {reason}" for node, reason in notes.items()}
-            out = {node: reason for node, reason in said.items() if node not in balls}
-            kept = {node: reason for node, reason in said.items() if node in balls}
-            details |= _joined(state.details, {"left_out": out, "adjusted": kept})
-            details["unchecked"] = UNCHECKED_NEURONS
         reports = [round.reports[node] for node in balls if node in round.reports]
         return RoundOutcome(
             arrays, train_metrics=mean_reports(reports), details=details, memory=state.memory
@@ -229,14 +188,3 @@ def _described(
         "dropped": known(merged.dropped),
         "median_radius": {name: float(np.median(b.radii)) for name, b in balls.items()},
     }
-
-
-def _joined(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Return who was left out or adjusted, in earlier layers and now, with all reasons."""
-    joined = {}
-    for key in ("left_out", "adjusted"):
-        if key in now:
-            old = before.get(key, {})
-            new = {n: f"{old[n]}; {r}" if n in old else r for n, r in now[key].items()}
-            joined[key] = {**old, **new}
-    return joined

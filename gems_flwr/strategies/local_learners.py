@@ -143,11 +143,6 @@ class LearnerState:
             self.pending.pop(node, None)
         self._prune()
 
-    def rename(self, names: Mapping[str, str]) -> None:
-        """Call nodes by other names."""
-        self.known = {names.get(node, node): each for node, each in self.known.items()}
-        self.pending = {names.get(node, node): v for node, v in self.pending.items()}
-
     def settle(
         self, synchronisation: Synchronisation, weights: Mapping[str, float]
     ) -> Synchronisation:
@@ -293,10 +288,6 @@ class Tally:
         values = {**vars(self), "node_loss": dict(self.node_loss)}
         return {k: v for k, v in values.items() if k != "correct" or v is not None}
 
-    def rename(self, names: Mapping[str, str]) -> None:
-        """Call nodes by other names from now on; what has happened happened under the old ones."""
-        self.node_loss = {names.get(node, node): loss for node, loss in self.node_loss.items()}
-
     def add_losses(self, metrics: Mapping[str, Mapping[str, float]]) -> None:
         """Add what the nodes reported of their training, by node."""
         for node, values in metrics.items():
@@ -393,17 +384,6 @@ class LocalLearners(AveragesModels):
         # What nodes keep from another run does not count; a round played again is the same run.
         self._run_name = secrets.token_hex(4)
 
-    def rename_nodes(self, state: ServerState, names: Mapping[str, str]) -> ServerState:
-        """Let nodes keep their models and their losses under new names."""
-        learners, memory = LearnerState.from_memory(state.memory), state.memory
-        if learners is not None:
-            learners.rename(names)
-            memory = learners.to_memory()
-        tally = Tally.from_details(state.details)
-        tally.rename(names)
-        details = {**state.details, **tally.to_details()}
-        return dataclasses.replace(state, memory=memory, details=details)
-
     def play_round(self, round: Round, state: ServerState) -> RoundOutcome:
         """Let the nodes train, and average models where that is due."""
         is_last = round.number == self._last_round
@@ -440,14 +420,13 @@ class LearnerRound:
         self.arrays = state.arrays
         self.before, self.tally = (Tally.from_details(state.details) for _ in range(2))
         self.outvoted = Outvoted.from_details(state.details)
-        # By id: in this round a node goes by the name that it has now, whatever it says then.
-        self._names = {round.id_of(name): name for name in round.sample()}
+        self._names = round.sample()
         self.replies: Replies = {}
         self._records: dict[int, ArrayRecord | ConfigRecord] = {}
 
     def train(self) -> None:
         """Let all connected nodes train, deliver what is pending, and collect their reports."""
-        number, nodes = self.round.number, list(self._names.values())
+        number, nodes = self.round.number, self._names
         self.learners.restart([n for n in nodes if n not in self.learners.known])
         steps, least = number - self.learners.round, self.strategy.min_nodes
         options = {
@@ -501,10 +480,6 @@ class LearnerRound:
 
     def outcome(self) -> RoundOutcome:
         """Return what the round has changed."""
-        # A node that had been known by its id only may have a name now.
-        names = {name: self.round.nodes.name(node) for node, name in self._names.items()}
-        self.learners.rename(names)
-        self.tally.rename(names)
         tally, before = self.tally, self.before
         metrics: dict[str, float] = {
             "models_up": tally.models_up - before.models_up,
@@ -573,10 +548,9 @@ class LearnerRound:
             spoke.add(question.node)
             return question.read(content)
 
-        answers = self.round.exchange(
+        replies = self.round.exchange(
             questions, read, beside=lambda name: parcels[name], at_least=at_least
         )
-        replies = {self._names[self.round.id_of(name)]: each for name, each in answers.items()}
         there = {name: reply for name, reply in replies.items() if reply is not None}
         # Whoever answered what cannot be used restarts; whoever did not answer need not.
         newcomers = spoke - set(replies)

@@ -182,10 +182,6 @@ class RoundLoop(Strategy):
         """Return why to stop after the rounds so far, or None to go on."""
         return None
 
-    def rename_nodes(self, state: ServerState, names: Mapping[str, str]) -> ServerState:
-        """Call nodes by other names in what a strategy keeps from round to round, if it does."""
-        return state
-
     def needs_names(self) -> bool:
         """Whether messages depend on which node is which, or an account is kept by name."""
         return any(carrier.needs_names for carrier in self.carriers()) and self.rounds_needed != 1
@@ -298,7 +294,7 @@ class RoundLoop(Strategy):
             Scores the global model at the server: before the first round and after each.
         should_stop : callable or sequence of callables, optional
             Gets the round and the result so far, after each round; true, or a reason, ends the
-            run. `TargetReached` and `PatienceExhausted` are such rules.
+            run. `TargetReached` is such a rule.
         resume : bool, default False
             Whether to go on from `checkpoint_dir`. If there is nothing yet, the run starts.
 
@@ -366,8 +362,6 @@ class RoundLoop(Strategy):
             while state.round < rounds and not stopped_because:
                 number, started = state.round + 1, time.perf_counter()
                 log_text("", f"[ROUND {number}/{rounds}]")
-                if names := self._nodes.settle(metered):
-                    state = self._renamed(state, names)
 
                 def play(barred: Mapping[int, str], now: ServerState = state) -> RoundOutcome:
                     round = fresh(now.round + 1, model=now.arrays, barred=barred)
@@ -582,23 +576,14 @@ class RoundLoop(Strategy):
         needed = max(map(self.nodes_needed, (TRAIN, EVALUATE)))
         nodes = round.connected(*needed, wanted=self.tolerance.wait_for_nodes)
         grid: Any = round.grid
-        self._nodes.settle(grid)
+        self._nodes.meet(grid, nodes)
         # Names are needed beforehand to tell nodes apart, and to recognise replies that were
         # kept. Otherwise they come with the replies, and one-round methods stay at one round.
-        named = round_log and round_log.files.has_named_replies()
+        named = round_log and round_log.files.has_replies()
         if self.needs_names() or named:
             unable = self._nodes.ask_names(grid, nodes, round.timeout)
             if self.needs_names() and unable and len(nodes) - len(unable) < self.min_nodes:
                 raise self._without_mod({self._nodes.name(n): why for n, why in unable.items()})
-
-    def _renamed(self, state: ServerState, names: Mapping[str, str]) -> ServerState:
-        """Call nodes by other names in all that is kept from round to round."""
-        own, carried = _split(state.memory)
-        renamed = self.rename_nodes(dataclasses.replace(state, memory=own), names)
-        for carrier in self._carriers:
-            carrier.recall(carried)
-            carrier.rename(names)
-        return dataclasses.replace(renamed, memory=_joined(renamed.memory, self._carriers))
 
     def _settings(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

@@ -21,7 +21,6 @@ from torch import nn
 from gems_flwr import (
     Ensemble,
     FedAvg,
-    PatienceExhausted,
     Report,
     RoundLoop,
     TargetReached,
@@ -431,13 +430,8 @@ class Experiment:
     def stop_rules(self) -> list[Any]:
         """Return when to end before the last round."""
         stop = self.config.stop
-        watched: Any = (stop.metric, stop.goal)
-        rules: list[Any] = []
-        if stop.target is not None:
-            rules.append(TargetReached(stop.target, *watched))
-        if stop.patience is not None:
-            rules.append(PatienceExhausted(stop.patience, *watched))
-        return rules
+        goal: Any = stop.goal
+        return [] if stop.target is None else [TargetReached(stop.target, stop.metric, goal)]
 
     def _fit_pooled(self, arrays: Arrays, features: NDArray, labels: NDArray, seed: int) -> Arrays:
         model = resize_model(self.build_model(), arrays)
@@ -616,7 +610,7 @@ def _refuse_without_classes(config: RunConfig) -> None:
     names, stop, drift = config.names, config.stop, config.stream.drift
     strategy = get_class(config.strategy["_target_"])
     drifts = drift.kind == "labels" and (drift.rounds or drift.probability)
-    watched = stop.target is not None or stop.patience is not None
+    watched = stop.target is not None
     only_of_classes = set(Classes.metrics) - set(Numbers.metrics)
     rules = {
         "multi_model.tasks compares accuracies: train it alone, with multi_model.tasks=[] and "

@@ -132,7 +132,7 @@ def test_a_long_odd_name_is_kept_in_a_file_of_bounded_name(name, tmp_path):
 
 
 def test_names_that_begin_alike_have_files_of_their_own(tmp_path):
-    ball = BallSpace(np.zeros(3), Radius(1.0, "worst"))
+    ball = BallSpace(np.zeros(3), Radius(1.0, "certified"))
     names = ["漢" * 99 + sign for sign in "abc"] + ["short", "a/b"]
     folder = SpaceFolder(tmp_path)
     folder.save(dict.fromkeys(names, ball))

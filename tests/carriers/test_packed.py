@@ -157,19 +157,6 @@ def test_beyond_the_limit_of_memory_nodes_get_whole_models(monkeypatch, tmp_path
     assert furthest(result.arrays, play(FedAvg(**made), nodes=6, rounds=8).arrays) < 0.1
 
 
-def test_nodes_that_are_renamed_between_rounds_keep_what_they_have(tmp_path):
-    play(FedAvg(compress="int8", checkpoint_dir=tmp_path))
-    groups, _ = CheckpointFolder(tmp_path).load()
-    kept = {k.removeprefix("carrier/"): each for k, each in groups["memory"].items()}
-    carrier = packed.PackedModels("int8", "arrays")
-    carrier.recall(kept)
-    carrier.rename({"1": "one"})
-    old, new = (json.loads(m["packed/notes"].tobytes()) for m in (kept, carrier.to_memory()))
-    for kind in ("held", "counted"):
-        assert new[kind].keys() == {"0", "one", "2", "3"}
-        assert new[kind]["one"] == old[kind]["1"]
-
-
 # --- resuming -------------------------------------------------------------------------------------
 
 

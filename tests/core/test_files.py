@@ -266,4 +266,4 @@ def test_a_curve_of_zeros_does_not_stop_the_server():
     assert aggregate_spaces([CURVED] * 2, auto_epsilon=True).epsilon == CURVED.largest_epsilon
     # Axes over a radius of 1e-320 are infinite, and times a radius of 0 no numbers at all.
     with pytest.raises(SpaceError, match="at least 1e-30"):
-        EllipsoidSpace(CURVED.center, CURVED.radii, Radius(1e-320, "worst", 0.1), CURVED.curve)
+        EllipsoidSpace(CURVED.center, CURVED.radii, Radius(1e-320, "certified", 0.1), CURVED.curve)

@@ -3,13 +3,11 @@
 import numpy as np
 import pytest
 from flwr.proto.node_pb2 import NodeInfo
-from helpers_learners import initial as initial_walk
-from helpers_learners import walking_app
 from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import initial_arrays, small_model, toy_app, train_reply
-from gems_flwr import DynamicAveraging, FedAvg, InProcessGrid
+from gems_flwr import FedAvg, InProcessGrid
 from gems_flwr.core.nodes import Nodes
 from gems_flwr.core.records import pack_name
 
@@ -42,7 +40,7 @@ def disputes(caplog):
 
 def named_nodes(names, claims=()):
     nodes, directory = Nodes(), Directory(names)
-    nodes.settle(directory)
+    nodes.meet(directory, directory.names)
     for node, claim in dict(claims).items():
         nodes.learn({node: claim})
     return nodes, directory
@@ -67,6 +65,15 @@ def test_nobody_gets_the_name_of_an_unnamed_node_by_guessing_its_id(disputes):
     ]
 
 
+def test_what_a_node_is_called_it_keeps_whoever_joins_later(disputes):
+    nodes, directory = named_nodes({12: ""}, {12: "north"})
+    directory.names[11] = "north"
+    nodes.meet(directory, [11, 12])
+    nodes.learn({11: "south"})
+    assert [nodes.name(node) for node in (11, 12)] == ["north#11", "north"]
+    assert disputes() == [("north#11", "north", "north")]
+
+
 def test_a_registered_name_is_never_beaten_by_a_claim(disputes):
     nodes, _ = named_nodes({11: "north", 12: "", 13: "south"}, {12: "north", 13: "north"})
     assert [nodes.name(node) for node in (11, 12, 13)] == ["north", "north#12", "south"]
@@ -74,19 +81,6 @@ def test_a_registered_name_is_never_beaten_by_a_claim(disputes):
         ("north#12", "north", "north"),
         ("south", "north", "north"),
     ]
-
-
-def test_who_joins_under_its_registered_name_takes_it_from_one_who_only_claims_it(disputes):
-    nodes, directory = named_nodes({12: ""}, {12: "north"})
-    directory.names[11] = "north"
-    # In the middle of a round nobody is renamed, and the claimant is not believed either.
-    nodes.meet(directory, [11, 12])
-    assert [nodes.name(node) for node in (11, 12)] == ["#11", "north"]
-    nodes.learn({11: "north"})
-    assert nodes.settle(directory) == {"#11": "north", "north": "north#12"}
-    assert [nodes.name(node) for node in (11, 12)] == ["north", "north#12"]
-    assert disputes() == [("north#12", "north", "north")]
-    assert nodes.settle(directory) == {}
 
 
 def test_of_two_nodes_with_one_name_neither_comes_first(disputes):
@@ -119,29 +113,23 @@ NAMES = st.sampled_from(["north", "11", "#11", "12", "north#11", "north#12", "11
 STEPS = st.one_of(
     st.tuples(st.just("claim"), NODES, NAMES),
     st.tuples(st.just("meet"), NODES, st.one_of(st.just(""), NAMES)),
-    st.tuples(st.just("settle"), NODES, st.just("")),
 )
 
 
 @given(st.lists(STEPS, max_size=12))
-def test_whatever_nodes_say_names_are_unique_and_registered_ones_go_to_whom_they_belong(steps):
-    nodes, directory = Nodes(), Directory({})
+def test_whatever_nodes_say_names_are_unique_and_kept(steps):
+    nodes, directory, known = Nodes(), Directory({}), {}
     for step, node, name in steps:
         if step == "claim":
             nodes.learn({node: name})
-        elif step == "meet":
+        else:
             directory.names.setdefault(node, name)
             nodes.meet(directory, [node])
-        else:
-            nodes.settle(directory)
-        names = [nodes.name(node) for node in range(11, 16)]
-        assert len(set(names)) == 5
-        assert len({nodes.position(node) for node in range(11, 16)}) == 5
-    nodes.settle(directory)
-    registered = list(directory.names.values())
-    for node, name in directory.names.items():
-        if name and "#" not in name and registered.count(name) == 1:
-            assert nodes.name(node) == name
+        names = {node: nodes.name(node) for node in range(11, 16)}
+        assert len(set(names.values())) == 5
+        assert len({nodes.position(node) for node in names}) == 5
+        assert all(names[node] == name for node, name in known.items())
+        known = {node: name for node, name in names.items() if name != f"#{node}"}
 
 
 # --- what a run makes of it -------------------------------------------------------------------
@@ -190,23 +178,3 @@ def _called(message, context, name):
     reply = train_reply(message, context)
     reply.content["node"] = pack_name(name)["node"]
     return reply
-
-
-# Node 600 calls itself 1 until somebody comes who is registered as 1, in round 3.
-SQUATTER = {500: {"partition-id": 0}, 600: {"partition-id": 1}}
-OWNER = {700: {"partition-id": 9, "registered": "1", "from": 3}}
-PEACEFUL = {700: {"partition-id": 9, "registered": "9", "from": 3}}
-
-
-def test_models_of_local_learners_stay_with_their_nodes_when_names_change_hands(disputes):
-    def play(nodes):
-        strategy = DynamicAveraging(delta=0.01, augmentation="all")
-        return strategy.start(Town(walking_app(), nodes), initial_walk(), num_rounds=6)
-
-    disputed, peaceful = play(SQUATTER | OWNER), play(SQUATTER | PEACEFUL)
-    assert disputed.arrays["w"].numpy() == pytest.approx(peaceful.arrays["w"].numpy())
-    for key in ("lost_states", "models_up", "models_down"):
-        assert disputed.details[key] == peaceful.details[key]
-    before, after = disputed.details["node_loss"], peaceful.details["node_loss"]
-    assert before == {"0": after["0"], "1#600": after["1"], "1": after["9"]}
-    assert disputes() == [("1#600", "1", "1")]

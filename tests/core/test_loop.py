@@ -16,7 +16,6 @@ from gems_flwr import (
     InProcessGrid,
     MeteredGrid,
     OneShotAverage,
-    PatienceExhausted,
     TargetReached,
     Tolerance,
 )
@@ -171,10 +170,9 @@ def growing(server_round, arrays):
     [
         (TargetReached(0.25), 3, "accuracy 0.3000 reached the target 0.25"),
         (TargetReached(0.3, metric="loss", goal="min"), 3, "loss 0.2500 reached"),
-        (PatienceExhausted(3), 8, "accuracy has not improved for 3 rounds"),
         (TargetReached(20, metric="mean_weight"), 5, "mean_weight 20.8333 reached"),
         (TargetReached(0.9), 12, "all rounds are done"),
-        (PatienceExhausted(1, metric="unheard-of"), 12, "all rounds are done"),
+        (TargetReached(0.1, metric="unheard-of"), 12, "all rounds are done"),
     ],
 )
 def test_stop_rules_end_the_run_and_say_why(grid, rule, rounds, reason):
@@ -204,8 +202,7 @@ WRONG |= {"min_train_nodes": -1, "min_available_nodes": -1}
     "make",
     [
         lambda: TargetReached(0.5, goal="up"),
-        lambda: PatienceExhausted(0),
-        lambda: PatienceExhausted(1, goal="down"),
+        lambda: TargetReached(1, goal="down"),
         *(partial(FedAvg, **{key: value}) for key, value in WRONG.items()),
         lambda: FedAvg(min_nodes=3, tolerance=Tolerance(wait_for_nodes=2)),
         lambda: FedAvg(arrayrecord_key="same", configrecord_key="same"),

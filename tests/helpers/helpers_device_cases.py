@@ -257,9 +257,9 @@ def radii(device: str) -> Numbers:
     samples = blobs(24)
     data = LayerData(*linear_layer(exact_device(device)), samples.inputs, samples.labels)
     return {
-        "worst": build_ball(data, 0.7, "worst").radius.value,
+        "certified": build_ball(data, 0.7, "certified").radius.value,
         "sampled": build_ball(data, 0.7, "sampled", directions=8, seed=2).radius.value,
-        "axes": build_ellipsoid(data, 0.7, "worst").radii,
+        "axes": build_ellipsoid(data, 0.7, "certified").radii,
     }
 
 
@@ -346,7 +346,7 @@ def gems_sums(device: str) -> Numbers:
 
 @case("a run: Gems, balls, tuned", SINGLE)
 def gems_balls(device: str) -> Numbers:
-    strategy = Gems(space=Ball(epsilon=0.6, radius="worst"), tune=_public(), device=device)
+    strategy = Gems(space=Ball(epsilon=0.6, radius="certified"), tune=_public(), device=device)
     return _result(strategy, _linear_app(device))
 
 

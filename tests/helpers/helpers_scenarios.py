@@ -281,7 +281,7 @@ SCENARIOS = {
     "Gems, sums": space(Gems, space=small(sums=True), verify=True),
     "Gems, sums, refined": space(Gems, space=small(sums=True), refine=2, tolerance=CAPPED),
     "LayerwiseGems": deep(Layers, head=Gems(verify=True)),
-    "LayerwiseGems, robust": deep(Layers, clusters=4, robust=True),
+    "LayerwiseGems, robust": deep(Layers, clusters=4, head=Gems(robust=True)),
     "LayerwiseGems, balls": deep(Layers, head=Ball(epsilon=0.05, directions=5)),
 }
 # Played for their questions; single summands cannot be told from lies under masks.

@@ -18,7 +18,7 @@ RNG = np.random.default_rng(0)
 ROOTS = RNG.normal(size=(2, FEATURES, FEATURES))
 SIZE = CLASSES * (FEATURES + 1)
 LAYER = OutputLayer("weight", "bias", CLASSES, FEATURES)
-BALL = BallSpace(RNG.normal(size=SIZE), Radius(9.0, "worst", 0.4, 7))
+BALL = BallSpace(RNG.normal(size=SIZE), Radius(9.0, "certified", 0.4, 7))
 ELLIPSOID = EllipsoidSpace(BALL.center, np.full(SIZE, 9.0), Radius(9.0, "certified", 0.4))
 COMMON = {"num_classes": CLASSES, "labels": [0, 2], "counts": [40, 50], "withheld": (1,)}
 COMMON |= {"withheld_count": 3, "means": RNG.normal(size=(2, FEATURES))}

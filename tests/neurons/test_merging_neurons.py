@@ -89,17 +89,15 @@ def test_every_neuron_has_a_merged_one_in_its_ball(layers, clusters):
 
 
 @MERGES
-@given(any_layers, st.integers(1, 12), st.sampled_from([None, 2]))
-def test_a_layer_of_one_width_has_it_and_each_neuron_is_covered_or_dropped(
-    layers, width, max_alone
-):
-    merged = merge_neurons(layers, clusters=width, width=width, max_alone=max_alone, seed=1)
+@given(any_layers, st.integers(1, 12))
+def test_a_layer_of_one_width_has_it_and_each_neuron_is_covered_or_dropped(layers, width):
+    merged = merge_neurons(layers, clusters=width, width=width, seed=1)
     assert len(merged) == width
     check_members(merged, layers)
     assert set(uncovered(merged, layers)) <= set(merged.dropped)
     everyone = [member for members in (*merged.origins, merged.dropped) for member in members]
     assert sorted(everyone) == all_neurons(layers)
-    if max_alone is None and len(distinct_neurons(layers)) <= width:
+    if len(distinct_neurons(layers)) <= width:
         assert merged.dropped == ()
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hydra.errors import HydraException
 
-from gems_flwr import Ball, Cone, Ellipsoid, Means, Neurons, PatienceExhausted, TargetReached
+from gems_flwr import Ball, Cone, Ellipsoid, Means, Neurons, TargetReached
 from simulations.config import (
     CONFIG_DIR,
     ConfigError,
@@ -70,7 +70,7 @@ def test_every_file_composes_alone_and_can_be_built(path, monkeypatch):
 def test_what_is_nested_is_chosen_by_overrides():
     each = [
         (["strategy=gems", "strategy.space.clusters=8"], Cone(clusters=8)),
-        ([*BALL, "strategy.space.radius=worst"], Ball(radius="worst")),
+        ([*BALL, "strategy.space.radius=certified"], Ball(radius="certified")),
         (["strategy=gems", "strategy/space=ellipsoid"], Ellipsoid()),
     ]
     for overrides, space in each:
@@ -168,9 +168,9 @@ def test_fedavgs_share_of_the_nodes_is_mcmahans(share, nodes, asked):
 
 
 def test_stop_rules_come_from_the_config():
-    config = compose_config(["stop.target=0.9", "stop.patience=3", "stop.metric=loss"])
+    config = compose_config(["stop.target=0.9", "stop.metric=loss"])
     rules = Experiment(config).stop_rules()
-    assert rules == [TargetReached(0.9, "loss"), PatienceExhausted(3, "loss")]
+    assert rules == [TargetReached(0.9, "loss")]
 
 
 # --- names of runs ------------------------------------------------------------------------------

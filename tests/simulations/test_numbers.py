@@ -89,7 +89,7 @@ def test_no_file_of_a_run_speaks_of_accuracy(words, data, tmp_path):
         (["strategy=one_shot_average", "strategy.tune=5"], "strategy.tune=0"),
         (["strategy=dynamic", "stream.drift.rounds=[2]"], "stream.drift.kind=pixels"),
         (["stop.target=0.9"], "stop.metric=rmse stop.goal=min"),
-        (["stop.patience=2", "stop.metric=balanced_accuracy"], "stop.metric=rmse"),
+        (["stop.target=0.9", "stop.metric=balanced_accuracy"], "stop.metric=rmse"),
         (["strategy=multi_model", "multi_model.tasks=[{}]"], "multi_model.tasks=[]"),
     ],
     ids=lambda words: " ".join(words) if isinstance(words, list) else None,

@@ -20,11 +20,11 @@ from gems_flwr.spaces.ball import (
     thin_curve,
 )
 
-R = Radius(2.0, "worst", 0.9, 12)
+R = Radius(2.0, "certified", 0.9, 12)
 
 
 def ball(center, radius):
-    return BallSpace(np.asarray(center, dtype=np.float32), Radius(float(radius), "worst"))
+    return BallSpace(np.asarray(center, dtype=np.float32), Radius(float(radius), "certified"))
 
 
 def random_balls(seed, count=5, dimension=3, size=1.0):
@@ -36,7 +36,7 @@ def random_balls(seed, count=5, dimension=3, size=1.0):
 def curved(center, shape="ball"):
     """Radius 10 (1 - epsilon), in steps of 0.01."""
     curve = 10 * np.linspace(1, 0, 101)
-    radius = Radius(5.0, "worst", 0.5)
+    radius = Radius(5.0, "certified", 0.5)
     if shape == "ball":
         return BallSpace(np.array(center), radius, curve)
     return EllipsoidSpace(np.array(center), np.full(2, 5.0), radius, curve)
@@ -78,10 +78,10 @@ def test_the_distance_to_an_ellipsoid_is_that_of_an_independent_solver(seed):
 @pytest.mark.parametrize(
     ("build", "key"),
     [
-        (lambda: Radius(float("nan"), "worst"), "radius"),
-        (lambda: Radius(1e9, "worst"), "radius"),
+        (lambda: Radius(float("nan"), "certified"), "radius"),
+        (lambda: Radius(1e9, "certified"), "radius"),
         (lambda: Radius(1.0, "guessed"), "radius.method"),
-        (lambda: Radius("1", "worst"), "radius"),
+        (lambda: Radius("1", "certified"), "radius"),
         (lambda: BallSpace(np.zeros(0), R), "center"),
         (lambda: BallSpace(np.array([np.nan]), R), "center"),
         (lambda: BallSpace(np.array(["a"]), R), "center"),
@@ -121,10 +121,10 @@ def test_a_short_curve_is_sent_as_it_is_and_infinity_becomes_large():
 
 def test_a_space_for_another_epsilon_keeps_centre_shape_and_method():
     curve = np.array([5.0, 4.0, 2.0, 1.0, 0.0], np.float32)
-    radius = Radius(2.0, "worst", 0.5, 7)
+    radius = Radius(2.0, "certified", 0.5, 7)
     whole = BallSpace(np.ones(2), radius, curve)
     assert whole.largest_epsilon == 0.75
-    assert whole.at(0.75).radius == Radius(1.0, "worst", 0.75, 7)
+    assert whole.at(0.75).radius == Radius(1.0, "certified", 0.75, 7)
     ellipsoid = EllipsoidSpace(np.ones(2), np.array([2.0, 0.5]), radius, curve).at(0.25)
     assert ellipsoid.radii.tolist() == [4.0, 1.0]
 
@@ -255,7 +255,7 @@ def test_the_verdict_on_ellipsoids_is_that_of_an_independent_solver(seed, count,
         EllipsoidSpace(rng.normal(size=dimension), size * rng.uniform(0.2, 1.5, dimension), R)
         for _ in range(count)
     ]
-    spaces[0] = BallSpace(spaces[0].center, Radius(size, "worst"))
+    spaces[0] = BallSpace(spaces[0].center, Radius(size, "certified"))
     w, t = cp.Variable(dimension), cp.Variable()
     levels = [
         cp.sum_squares(

@@ -12,7 +12,7 @@ from gems_flwr.spaces.cone import build_cone
 
 
 def ball(center, radius=1.0):
-    return BallSpace(np.asarray(center, dtype=np.float32), Radius(radius, "worst", 0.5))
+    return BallSpace(np.asarray(center, dtype=np.float32), Radius(radius, "certified", 0.5))
 
 
 def blob_cone(seed, classes=(0, 1, 2), count=200, shift=0.0, rank="full", **options):

@@ -51,7 +51,7 @@ def test_missing_and_extra_arrays_are_refused(name):
     ("name", "change"),
     [
         ("ball", {"kind": "cube"}),
-        ("ball", {"radius": {"value": -1.0, "method": "worst"}}),
+        ("ball", {"radius": {"value": -1.0, "method": "certified"}}),
         ("full", {"form": "round"}),
         ("full", {"num_classes": 2}),
         ("full", {"total_count": 94}),

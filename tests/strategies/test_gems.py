@@ -289,7 +289,7 @@ def in_meta(change):
     return spoil
 
 
-FULL, CURVE = Cone(rank="full"), Ball(radius="worst", epsilon="auto")
+FULL, CURVE = Cone(rank="full"), Ball(radius="certified", epsilon="auto")
 FAULTS = {
     "another kind": (FULL, in_meta(lambda meta: meta.update(kind="ball")), "ball"),
     "another task": (FULL, in_meta(lambda meta: meta.update(num_classes=9)), "shape"),

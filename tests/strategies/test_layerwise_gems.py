@@ -1,11 +1,9 @@
 """GEMS layer by layer: the strategy and the client, together over the wire."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from helpers_blobs import CLASSES, blobs, both_parts
 from helpers_layerwise import accuracy, initial, labels_of, network, ready_app, train
@@ -216,16 +214,6 @@ def test_a_node_may_miss_any_round_and_come_back(missed):
     assert accuracy(result.arrays) > 0.9
 
 
-def in_neurons(change):
-    def lie(content):
-        if "neurons" in content:
-            array = content["neurons"]["neurons"].numpy().copy()
-            change(array)
-            content["neurons"] = ArrayRecord({"neurons": Array(array)})
-
-    return lie
-
-
 def in_space(content):
     """Inputs a thousand times as large."""
     if "space" in content:
@@ -234,59 +222,19 @@ def in_space(content):
         content["space"] = to_record(arrays)
 
 
-def huge(array):
-    """Not so large that they are refused on arrival."""
-    array[:, :-2] *= np.float32(20)
-
-
-def boastful(array):
-    array[:, -1] = 1e6
-
-
 def lied_to(change=None, **options):
     app = ready_app((8,))
     app = Tampered(app, change) if change else app
     return run(app, nodes=5, hidden=(8,), **options)
 
 
-def test_one_nodes_huge_neurons_own_the_network_unless_it_is_robust():
-    """Node 1 and node 3 have the same two labels, so without node 1 nothing is lost."""
-    owned, honest = (
-        to_numpy(lied_to(lie, clusters=APART).arrays) for lie in (in_neurons(huge), None)
-    )
-    assert np.abs(owned["0.weight"]).max() > 10 * np.abs(honest["0.weight"]).max()
-    result = lied_to(in_neurons(huge), clusters=APART, robust=True)
-    assert accuracy(result.arrays, (8,)) > 0.9
-    assert set(result.details["left_out"]) == {"1"}
-    assert result.details["left_out"]["1"].startswith("layer 0: it has a neuron of length")
-    assert "useless neurons of plausible length" in result.details["unchecked"]
-    assert result.details["hidden"] == [32]
-    json.dumps(result.details)
-
-
-def test_a_boasted_importance_does_not_take_the_places_of_others():
-    """Eight places for five nodes: at most ⌈2 · 8 / 5⌉ = 4 may be one node's alone."""
-    lie, tiny = in_neurons(boastful), Neurons(epsilon=1e-6, directions=50)
-    result = lied_to(lie, neurons=tiny, robust=True)
-    [layer] = result.details["layers"]
-    nodes = [{name.split(":")[0] for name in origin} for origin in layer["origins"]]
-    assert nodes.count({"1"}) <= 4
-    assert "importance of 8e+06 counts as" in result.details["adjusted"]["1"]
-
-
-def test_the_output_layer_is_robust_as_well_and_a_node_that_lies_in_both_has_both_reasons():
-    def lie(content):
-        in_neurons(huge)(content)
-        in_space(content)
-
-    result = lied_to(lie, clusters=APART, robust=True)
-    reason = result.details["left_out"]["1"]
-    assert reason.startswith("layer 0: it has a neuron")
-    assert "; its inputs have scale" in reason
+def test_the_output_layer_is_as_robust_as_its_gems():
+    result = lied_to(in_space, clusters=APART, head=Gems(robust=True))
+    assert result.details["left_out"]["1"].startswith("its inputs have scale")
     # Of the other four nodes three have the labels 0 and 1, and node 3 alone has 2 and 3.
     assert result.details["unchecked_classes"] == [2, 3]
-    with pytest.raises(RoundFailedError, match="4 nodes sent plausible neurons, min_nodes is 5"):
-        lied_to(lie, clusters=APART, robust=True, min_nodes=5)
+    with pytest.raises(RoundFailedError, match="4 nodes sent plausible spaces, min_nodes is 5"):
+        lied_to(in_space, clusters=APART, head=Gems(robust=True), min_nodes=5)
 
 
 # --- options --------------------------------------------------------------------------------

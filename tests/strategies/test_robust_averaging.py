@@ -102,11 +102,11 @@ def test_a_rule_that_chooses_says_whom_it_left_out(rule):
 
 def test_too_few_models_for_the_rule_are_told(caplog):
     result = start(FedAvg(robust=RobustRule("bulyan", 1)), nodes=6)
-    assert result.details["robust"]["by_median"] == 3
+    assert result.details["robust"]["too_few"] == 3
     assert caplog.text.count("too few models for bulyan, the median stands in") == 1
     result = start(FedAvg(robust="median"), nodes=2)
     assert result.details["robust"]["too_few"] == 3
-    assert caplog.text.count("none can be outvoted") == 1
+    assert caplog.text.count("too few models for median, none can be outvoted") == 1
 
 
 def lying(nodes, rounds, size=3):

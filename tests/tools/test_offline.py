@@ -47,7 +47,7 @@ def files(template, tmp_path, monkeypatch):
     return [f"node-{node}.safetensors" for node in range(3)]
 
 
-def ball_file(path, seed, method="worst", epsilon=0.5):
+def ball_file(path, seed, method="certified", epsilon=0.5):
     weight = torch.from_numpy(CENTERS).float() / 4 + 0.3 * seed * torch.eye(3)
     layer = LayerData(weight, torch.zeros(3), *data([0, 1, 2], seed))
     save_space(path, build_ball(layer, epsilon, method))

@@ -27,7 +27,7 @@ from gems_flwr.typing import Float
 TOLERANCE = 1e-9
 _SHORTEST_AXIS = 1e-12
 
-Method = Literal["sampled", "worst", "certified"]
+Method = Literal["sampled", "certified"]
 METHODS: tuple[str, ...] = get_args(Method)
 CURVE = "curve"
 
@@ -36,8 +36,7 @@ CURVE = "curve"
 class Radius:
     """Extent of a space and where the number comes from.
 
-    ``sampled`` is exact along random directions, ``worst`` along the directions most likely to
-    fail; ``certified`` holds in every direction.
+    ``sampled`` is exact along random directions; ``certified`` holds in every direction.
     """
 
     value: float  # in units of the weights, at least 0

@@ -139,12 +139,6 @@ class LayerData:
         """Scale unit directions to the surface of the space with R = 1."""
         return directions if self.axes is None else directions * self.axes.to(directions)
 
-    def unit_on_surface(self, pushes: Tensor) -> Tensor:
-        """Return the surface points (R = 1) that go furthest along ``pushes``, row-wise."""
-        scaled = self.on_surface(pushes)
-        scaled = scaled / scaled.norm(dim=1, keepdim=True).clamp_min(1e-30)
-        return self.on_surface(scaled)
-
 
 def random_directions(
     data: LayerData, count: int, seed: int, chunk: int | None = None

@@ -36,10 +36,10 @@ class Centered(SpaceQuestion):
         The accuracy that is good enough, in (0, 1]. The default is the 2019 paper's for MNIST.
         ``"auto"`` takes the largest at which all spaces meet; a mapping has numbers for some nodes,
         others get the default.
-    radius : {"sampled", "worst", "certified"}
+    radius : {"sampled", "certified"}
         How the radius is found; see `gems_flwr.spaces.ball.Radius`. ``sampled`` is the papers'
-        and too large: random directions miss the bad ones. ``worst`` and ``certified`` are
-        honest, and then balls rarely meet.
+        and too large: random directions miss the bad ones. ``certified`` is honest, and then balls
+        rarely meet.
     directions : int, default 500
         Random directions for sampled radii, at least 1.
     curve : bool, default False
@@ -143,8 +143,8 @@ class Ball(Centered):
     Examples
     --------
     >>> from gems_flwr import Ball
-    >>> Ball(epsilon=0.7, radius="worst").to_json()
-    '{"epsilon": 0.7, "radius": "worst"}'
+    >>> Ball(epsilon=0.7, radius="certified").to_json()
+    '{"epsilon": 0.7, "radius": "certified"}'
     """
 
     kind: ClassVar[str] = "ball"

@@ -8,12 +8,8 @@ The first at which fewer than ``ceil(epsilon n)`` are right is an order statisti
 search, and the whole curve r(epsilon) in one pass. Samples that are wrong at the centre may become
 right further out, and count (Eq. 1 counts them).
 
-**The worst directions** (``worst``). In thousands of dimensions random directions miss the bad
-ones: the sampled radius is tens of times the distance of a failing model. What hurts most is to
-push many samples over their boundary at once: towards one class c; each towards its nearest rival,
-all right samples together, and only as many of the easiest ones as it takes to fail; then again
-from what the last rays broke, a few rounds. The radius is exact along these rays and an upper bound
-of the true one, not a proof that no nearer model fails.
+In thousands of dimensions random directions miss the bad ones: the sampled radius is tens of times
+the distance of a failing model.
 
 **Proofs** (``certified``) hold in every direction. A model ``c + D`` moves the margin of sample i
 over class j by at most ``|D| * |grad|``, and the gradient has length ``sqrt(2) |x_i|`` (x with the
@@ -30,7 +26,7 @@ small that nearly every axis lies on the floor: a ball of twice the bytes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -55,7 +51,12 @@ LARGEST = 4000.0
 
 
 def build_ball(
-    data: LayerData, epsilon: float, method: Method = "worst", *, curve: bool = False, **search: Any
+    data: LayerData,
+    epsilon: float,
+    method: Method,
+    *,
+    curve: bool = False,
+    **search: Any,
 ) -> BallSpace:
     """Return the ball around a linear layer, with or without its curve; search: `find_extent`."""
     radius, radii = find_extent(data, epsilon, method, **search)
@@ -65,7 +66,7 @@ def build_ball(
 def build_ellipsoid(
     data: LayerData,
     epsilon: float,
-    method: Method = "worst",
+    method: Method,
     *,
     floor: float = 0.1,
     curve: bool = False,
@@ -85,7 +86,7 @@ def build_ellipsoid(
 def find_extent(
     data: LayerData,
     epsilon: float,
-    method: Method = "worst",
+    method: Method,
     *,
     directions: int = 500,
     seed: int = 0,
@@ -97,8 +98,6 @@ def find_extent(
     used = directions
     if method == "certified":
         curve, used = certified_curve(data), 0
-    elif method == "worst":
-        curve, used = worst_curve(data, epsilon)
     else:
         curve = accuracy_curve(data, random_directions(data, directions, seed))
     return Radius(min(curve.radius(epsilon), LARGEST), method, epsilon, used), curve.radii
@@ -228,69 +227,6 @@ def certified_curve(data: LayerData) -> RadiusCurve:
     safe = np.sort(safe_radii(data).double().cpu().numpy()) * SHRINK
     # With k samples asked for, failing takes n - k + 1 broken ones: the (n - k + 1)-th.
     return RadiusCurve(np.concatenate([[np.inf], safe[::-1]]))
-
-
-def _pushed(data: LayerData, changes: Sequence[Tensor]) -> Tensor:
-    """Return the surface points (R = 1) that push samples most, shape (b, d).
-
-    Each of `changes` (n, classes) says how each sample's scores should change.
-    """
-    outputs, wanted = data.weight.shape[0], torch.stack(list(changes))
-    # One output is the second class's score minus the first's.
-    wanted = wanted if outputs > 1 else wanted[..., 1:] - wanted[..., :1]
-    total = torch.zeros(len(wanted), outputs, data.center_matrix().shape[1]).to(data.weight)
-    for rows in data.row_chunks(data.weight.shape[1]):
-        x, _ = data.augmented(rows)
-        total += wanted[:, rows].transpose(1, 2) @ x
-    return data.unit_on_surface(data.flat(total))
-
-
-def _score_changes(data: LayerData, labels: Tensor, rivals: Tensor) -> Tensor:
-    """Return +1 for the rival and -1 for the true class of each sample."""
-    changes = torch.zeros(len(labels), data.num_classes).to(data.weight)
-    changes.scatter_(1, rivals[:, None], 1.0)
-    changes.scatter_add_(1, labels[:, None], -torch.ones_like(changes[:, :1]))
-    return changes
-
-
-def worst_curve(data: LayerData, epsilon: float, refine: int = 2) -> tuple[RadiusCurve, int]:
-    """Return the curve along the worst directions for an accuracy, and how many there were.
-
-    In `refine` rounds new directions are made from the samples that the last ones broke.
-    """
-    need = required_correct(epsilon, len(data.inputs))
-    scores, y = data.scores()
-    margins = class_margins(scores, y)
-    right = margins.amin(dim=1) > 0
-    nearest = _score_changes(data, y, margins.argmin(dim=1))
-    few = torch.zeros_like(right)
-    few[torch.argsort(safe_radii(data))[: max(1, len(y) - need + 1)]] = True
-    towards = [_score_changes(data, y, torch.full_like(y, c)) for c in range(data.num_classes)]
-    changes = [*towards, nearest * right[:, None], nearest * (few & right)[:, None]]
-    directions = _pushed(data, changes)
-    curve, count = accuracy_curve(data, [directions]), len(directions)
-    if need > int(right.sum()):
-        return curve, count
-    for _ in range(refine):
-        radius = curve.radius(epsilon)
-        _, ends = right_intervals(data, directions)
-        kth = int(right.sum()) - need + 1
-        order = torch.where(right, ends, torch.inf).kthvalue(kth, dim=1).values.argsort()
-        fresh = []
-        for best in order[:3].tolist():
-            x, _ = data.augmented(slice(None))
-            reach = float(ends[best][right].kthvalue(kth).values)
-            moved = scores + reach * data.slopes(directions[best : best + 1], x)[..., 0]
-            rivals = class_margins(moved, y).argmin(dim=1)
-            broken = right & (ends[best] <= reach * (1 + 1e-6))
-            fresh.append(_score_changes(data, y, rivals) * broken[:, None])
-        directions = _pushed(data, fresh)
-        more = accuracy_curve(data, [directions])
-        curve = RadiusCurve(np.minimum(curve.radii, more.radii))
-        count += len(directions)
-        if curve.radius(epsilon) >= radius * (1 - 1e-3):
-            break
-    return curve, count
 
 
 def linear_fisher(data: LayerData) -> Tensor:

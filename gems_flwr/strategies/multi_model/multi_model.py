@@ -19,12 +19,11 @@ Decided where the slides are silent:
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +52,6 @@ from gems_flwr.strategies.multi_model.sampling import (
 )
 from gems_flwr.typing import Arrays
 
-T = TypeVar("T")
 # By node and model.
 Parts = dict[str, dict[str, ModelPart]]
 _NOTES, _OLD, _CONTROL = "notes", "old", "control"
@@ -114,11 +112,6 @@ class MultiModel(PacksModels):
         """Give the run a name: what nodes keep from another one does not count."""
         self.run_name = secrets.token_hex(4)
 
-    def rename_nodes(self, state: ServerState, names: Mapping[str, str]) -> ServerState:
-        """Let nodes keep what the run knows of them under new names."""
-        memory = MultiModelState.from_memory(state.memory, self.run_name).renamed(names).to_memory()
-        return dataclasses.replace(state, memory=memory)
-
     def play_round(self, round: Round, state: ServerState) -> RoundOutcome:
         """Ask for what sampling needs, draw, let those drawn train, and take a step per model."""
         current = MultiModelRound(self, round, state)
@@ -166,18 +159,6 @@ class MultiModelState:
     def control(self, model: str, like: Arrays) -> NDArray:
         """Return SCAFFOLD's c of a model; zero at first."""
         return self.controls.get(model, np.zeros_like(averaging.flat(like)))
-
-    def renamed(self, names: Mapping[str, str]) -> MultiModelState:
-        """Call nodes by other names; pairs that were lost were so under the old ones."""
-
-        def moved(by_node: Mapping[str, T]) -> dict[str, T]:
-            return {names.get(node, node): each for node, each in by_node.items()}
-
-        parts: dict[str, Any] = {
-            name: moved(getattr(self, name)) for name in ("holdings", "kept", "settled", "sampled")
-        }
-        old = {model: moved(by_node) for model, by_node in self.old.items()}
-        return dataclasses.replace(self, **parts, old=old)
 
     def to_memory(self) -> dict[str, NDArray]:
         """Return everything as arrays, for a checkpoint."""
@@ -428,12 +409,9 @@ class MultiModelRound:
                 {model: self._records[model] for model in lacks},
                 {m: to_record({"c": state.control(m, self.models[m])}) for m in controls},
             )
-        # In this round a node goes by the name that it began with, whatever it calls itself now.
-        began = {round.id_of(node): node for node in wanted}
-        answers = round.exchange(
+        replies = round.exchange(
             questions, lambda q, content: q.read(content), beside=lambda name: records[name]
         )
-        replies = {began[round.id_of(name)]: reply for name, reply in answers.items()}
         parts: Parts = {}
         for node, reply in replies.items():
             parts[node] = dict(reply.parts)

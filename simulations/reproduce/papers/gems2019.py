@@ -271,7 +271,7 @@ def _epsilon_grid(scope: Scope) -> list[Cell]:
             ("accuracy", "empty"),
             x=first,
         )
-        for radius in ("sampled", "worst")
+        for radius in ("sampled", "certified")
         for first in grid
         for second in grid
     ]

@@ -34,7 +34,9 @@ METHODS: dict[str, tuple[str, ...]] = {
 _ROBUST = {"off": (), "robust": ("strategy.robust=true",)}
 _RULES = {"off": (), **{name: (f"strategy.robust={name}",) for name in ("median", "multi_krum")}}
 DEFENCES: dict[str, dict[str, tuple[str, ...]]] = {
-    **{name: _ROBUST for name in ("ball", "cone", "layerwise")},  # noqa: C420
+    "ball": _ROBUST,
+    "cone": _ROBUST,
+    "layerwise": {"off": (), "robust": ("strategy.head.robust=true",)},
     **{name: _RULES for name in ("fedavg", "dynamic")},  # noqa: C420
 }
 
