@@ -17,7 +17,7 @@ _NAMES = {
         "Aggregate OnEmpty aggregate_spaces intersect intersection_details largest_epsilon"
     ),
     "convex": (
-        "Intersection OutputLayer Space check_array check_dimensions "
+        "ConvexSet Intersection OutputLayer Space check_array check_dimensions "
         "check_integer check_keys check_number find_output_layer flatten_linear in_all "
         "node_margins register_space space_from_arrays take unflatten_linear verdict_of"
     ),

@@ -15,7 +15,7 @@ import numpy as np
 
 from gems_flwr.errors import EmptyIntersectionError, OptionError
 from gems_flwr.spaces.ball.ball import BallSpace, CenteredSpace
-from gems_flwr.spaces.ball.intersect import intersect_balls, intersect_ellipsoids
+from gems_flwr.spaces.ball.intersect import intersect_balls, intersect_convex
 from gems_flwr.spaces.cone.cone import ClassMomentCone
 from gems_flwr.spaces.cone.heads import HeadOptions, solve_head
 from gems_flwr.spaces.cone.solve import ConeOptions, missing_classes, solve_cones
@@ -46,7 +46,7 @@ def intersect(
     if cones:
         return solve_cones(cones, cone_options, start=start)
     balls = [space for space in others if isinstance(space, BallSpace)]
-    return intersect_balls(balls) if len(balls) == len(spaces) else intersect_ellipsoids(others)
+    return intersect_balls(balls) if len(balls) == len(spaces) else intersect_convex(others)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,12 +27,52 @@ if TYPE_CHECKING:
     from gems_flwr.spaces.ball.ball import BallSpace, EllipsoidSpace
     from gems_flwr.spaces.cone.cone import ClassMomentCone
 
-    Space: TypeAlias = "BallSpace | EllipsoidSpace | ClassMomentCone"
+    Space: TypeAlias = "BallSpace | EllipsoidSpace | ClassMomentCone | ConvexSet"
 else:
     Space = Any
 
 Status = Literal["feasible", "empty", "undecided"]
 T = TypeVar("T")
+
+
+class ConvexSet(Protocol):
+    """A bounded convex set of flat layers: the protocol of a new kind of space.
+
+    A set is known by a ball or ellipsoid that holds it and by half-spaces that cut off a point
+    outside. See `register_space`.
+    """
+
+    kind: ClassVar[str]
+
+    @property
+    def center(self) -> NDArray[Any]:
+        """A point inside, such as the node's own layer."""
+
+    @property
+    def dimension(self) -> int:
+        """Number of weights of a layer."""
+
+    def margin(self, w: ArrayLike) -> float:
+        """Return how far a point is inside (at least), or minus the distance outside."""
+
+    def contains(self, w: ArrayLike) -> bool:
+        """Return whether a point lies in the set, within rounding."""
+
+    def outer(self) -> BallSpace | EllipsoidSpace:
+        """Return a ball or an ellipsoid that holds the set."""
+
+    def cuts(self, w: Float) -> tuple[Float, Float]:
+        """Return half-spaces that hold the set but not `w`; none if it is inside.
+
+        Unit normals as rows, and offsets: ``n . u <= offset`` for every u in the set.
+        """
+
+    def to_arrays(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """Return the arrays and the plain values that describe the set, with its ``kind``."""
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> Self:
+        """Build the set from what `to_arrays` returned; raises SpaceError if it is malformed."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -134,8 +174,15 @@ _SPACES: dict[str, type[Any]] = {}
 
 
 def register_space(space: type[T]) -> type[T]:
-    """Let replies and files hold a kind of space; a decorator of its class."""
-    _SPACES[space.kind] = space  # type: ignore[attr-defined]
+    """Let replies and files hold another kind of space; a decorator of a `ConvexSet`.
+
+    Its `kind` is that of the question by which nodes are asked for it, a
+    `gems_flwr.spaces.question.SpaceQuestion`; an OptionError if another class has it.
+    """
+    kind: str = space.kind  # type: ignore[attr-defined]
+    known = _SPACES.setdefault(kind, space)
+    if (known.__module__, known.__qualname__) != (space.__module__, space.__qualname__):
+        raise OptionError(f"kind '{kind}' is that of {known.__module__}.{known.__qualname__}")
     return space
 
 

@@ -1,7 +1,7 @@
 """Balls and ellipsoids around a trained layer: the sets, their radii, and where they meet.
 
 A node calls `build_ball(LayerData(...), epsilon)`; the server calls `intersect_balls(balls)`
-or, for any of them, `gems_flwr.spaces.intersect`.
+or, for any mixture of spaces, `gems_flwr.spaces.intersect`.
 """
 
 # ruff: noqa: F403
@@ -13,7 +13,7 @@ from gems_flwr.faces import lazy_face
 
 _NAMES = {
     "ball": ("BallSpace CenteredSpace EllipsoidSpace METHODS Method Radius thin_curve"),
-    "intersect": "intersect_balls intersect_ellipsoids maximise_on_simplex project_to_simplex",
+    "intersect": "intersect_balls intersect_convex maximise_on_simplex project_to_simplex",
     "layer_data": (
         "CHUNK_BYTES LayerData accuracy class_margins random_directions required_correct "
         "two_sided unit_directions"

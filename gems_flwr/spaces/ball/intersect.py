@@ -1,4 +1,4 @@
-"""Where balls and ellipsoids meet: a point, or a proof that there is none.
+"""Where balls, ellipsoids and other convex sets meet: a point, or a proof that there is none.
 
 2019, Eq. 2 minimises ``sum_k max(0, |c_k - w| - r_k)`` by gradient descent, which gives no verdict
 if it does not reach zero. Instead, by duality, for **balls**::
@@ -12,11 +12,15 @@ empty, the point with the largest smallest ``r_k - |w - c_k|`` is wanted: all ra
 t until the intersection is a single point; for fixed multipliers the dual is a quadratic in t whose
 root bounds t from one side, so a few solves find it.
 
-**Ellipsoids** and balls together are ``q_k(w) = sum_i a_ki w_i^2 - 2 b_ki w_i + g_k <= 0``. For
-multipliers x on the simplex the minimum over w is one division per coordinate, ``w = B / A`` with
-``A = sum_k x_k a_k``, ``B = sum_k x_k b_k``; the dual ``sum_k x_k g_k - sum_i B_i^2 / A_i`` is
-concave in x, with gradient ``q(w)`` and Hessian ``-2 J^T diag(1/A) J``, ``J_k = b_k - a_k w``.
-Newton steps maximise it, each as for balls.
+**Ellipsoids** and balls together are ``q_k(w) = sum_i a_ki w_i^2 - 2 b_ki w_i + g_k <= 0``, and a
+half-space is the same with a = 0. For multipliers x on the simplex the minimum over w is one
+division per coordinate, ``w = B / A`` with ``A = sum_k x_k a_k``, ``B = sum_k x_k b_k``; the dual
+``sum_k x_k g_k - sum_i B_i^2 / A_i`` is concave in x, with gradient ``q(w)`` and Hessian
+``-2 J^T diag(1/A) J``, ``J_k = b_k - a_k w``. Newton steps maximise it, each as for balls.
+
+**Any other `ConvexSet`** enters by a ball or ellipsoid around it and by the half-spaces that cut
+off the solution so far. Dropping constraints can only enlarge a set, so a positive dual still
+proves emptiness; a point is only called feasible after every space has confirmed it.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from gems_flwr.spaces.ball.ball import BallSpace, EllipsoidSpace
 from gems_flwr.typing import Float
 
 Stop = Callable[[Float], bool]
+Convex = BallSpace | EllipsoidSpace | convex.ConvexSet
 
 
 def intersect_balls(balls: Sequence[BallSpace]) -> convex.Intersection:
@@ -125,47 +130,62 @@ class BallDual:
         return x
 
 
-# --- ellipsoids -----------------------------------------------------------------------------------
+# --- ellipsoids and other sets --------------------------------------------------------------------
 
 
-def intersect_ellipsoids(
-    spaces: Sequence[BallSpace | EllipsoidSpace], tolerance: float = 1e-7
+def intersect_convex(
+    spaces: Sequence[Convex], rounds: int = 60, tolerance: float = 1e-7
 ) -> convex.Intersection:
-    """Return a point in all spaces, of which some may be balls, or a proof that there is none.
+    """Return a point in all spaces, or a proof that there is none.
 
     The point is the first feasible one on the way from the average; if there is none, the one whose
-    largest constraint value is smallest, to a duality gap of `tolerance`.
+    largest constraint value is smallest, to a duality gap of `tolerance`. Without a verdict after
+    so many `rounds` of cuts it is ``undecided``.
     """
     began = time.perf_counter()
     convex.check_dimensions(spaces)
     origin = np.asarray(np.mean([s.center for s in spaces], axis=0, dtype=np.float64))
-    problem = Quadratics.of(spaces, origin)
+    others = [space for space in spaces if not isinstance(space, BallSpace | EllipsoidSpace)]
+    plain = [s if isinstance(s, BallSpace | EllipsoidSpace) else s.outer() for s in spaces]
+    problem = Quadratics.of(plain, origin)
+    status: convex.Status = "feasible" if convex.in_all(spaces, origin) else "undecided"
     best, lower, upper = origin, -np.inf, np.inf
-    status: convex.Status = "feasible"
-    if not convex.in_all(spaces, origin):
+    x: Float | None = None
 
-        def stop(w: Float, value: float) -> bool:
-            # Not at the first proof of emptiness: the least violating point is wanted.
-            return value <= 0 and convex.in_all(spaces, origin + w)
+    def stop(w: Float, value: float) -> bool:
+        # Not at the first proof of emptiness: the least violating point is wanted.
+        return value <= 0 and convex.in_all(spaces, origin + w)
 
-        x = maximise_dual(problem, stop, tolerance=tolerance / 10)
+    for _ in range(0 if status == "feasible" else rounds):
+        x = maximise_dual(problem, x, stop, tolerance=tolerance / 10)
         w, value = problem.minimiser(x)
-        best, upper = origin + w, float(problem.values(w).max())
-        lower = value - problem.rounding(x, w)
-        inside = convex.in_all(spaces, best)
+        lower, point = max(lower, value - problem.rounding(x, w)), origin + w
+        cuts = [(n, o) for space in others for n, o in zip(*space.cuts(point), strict=True)]
+        beyond = max([float(n @ point - o) for n, o in cuts], default=-np.inf)
+        worst, inside = max(beyond, float(problem.values(w).max())), convex.in_all(spaces, point)
+        if inside or worst < upper:
+            upper, best = worst, point
         status = "feasible" if inside else "empty" if lower > 0 else "undecided"
+        if status != "undecided" or not cuts:
+            break
+        normals = np.array([n for n, _ in cuts])
+        # Weights are counted from the origin: shift the offsets.
+        shifted = normals @ origin - np.array([o for _, o in cuts])
+        problem = problem + Quadratics(np.zeros_like(normals), -normals / 2, shifted)
+        x = np.append(x, np.zeros(len(cuts)))
     if status == "feasible":
         best = convex.walk_from(spaces, origin, best)
     near = float(np.linalg.norm(best - origin)) <= 1e-9 * (1 + float(np.linalg.norm(origin)))
+    method = "quadratics: dual with cutting planes"
     known = {"status": status, "bounds": (lower, upper), "is_average": near}
-    return convex.verdict_of(spaces, best, "quadratics: dual over the simplex", began, **known)  # type: ignore[arg-type]
+    return convex.verdict_of(spaces, best, method, began, **known)  # type: ignore[arg-type]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Quadratics:
     """Constraints ``sum_i a_ki w_i^2 - 2 b_ki w_i + g_k <= 0``, one per row."""
 
-    a: Float  # curvatures, above 0 (K, d)
+    a: Float  # curvatures, not negative (K, d)
     b: Float  # linear terms (K, d)
     g: Float  # constants (K,)
 
@@ -180,15 +200,25 @@ class Quadratics:
         g = np.array([row @ c**2 for row, c in zip(a, centers, strict=True)]) + ends
         return cls(a, a * centers, g)
 
+    def __add__(self, other: Quadratics) -> Quadratics:
+        """Return both sets of constraints, these first."""
+        joined = (np.concatenate([getattr(self, n), getattr(other, n)]) for n in ("a", "b", "g"))
+        return Quadratics(*joined)
+
     def values(self, w: Float) -> Float:
         """Return the constraints at one point; up to 0 inside."""
         return np.asarray(self.a @ (w * w) - 2 * self.b @ w + self.g)
 
     def minimiser(self, x: Float) -> tuple[Float, float]:
         """Return the w for multipliers x, and the dual value."""
-        linear = x @ self.b
-        w = linear / np.maximum(x @ self.a, 1e-300)
-        return w, float(x @ self.g - linear @ w)
+        curvature, linear = x @ self.a, x @ self.b
+        safe = np.maximum(curvature, 1e-300)
+        w = linear / safe
+        value = float(x @ self.g - linear @ w)
+        # Without curvature a linear term is unbounded below: no bound at all.
+        if (curvature <= 0).any() and np.abs(linear[curvature <= 0]).max() > 0:
+            value = -np.inf
+        return w, value
 
     def rounding(self, x: Float, w: Float) -> float:
         """Return a bound on the rounding error of the dual value at x."""
@@ -198,16 +228,18 @@ class Quadratics:
 
 def maximise_dual(
     problem: Quadratics,
+    start: Float | None = None,
     stop: Callable[[Float, float], bool] | None = None,
     steps: int = 60,
     tolerance: float = 1e-9,
 ) -> Float:
     """Return multipliers that maximise the dual.
 
-    `stop` gets w and the dual value;
+    The first constraint must have curvature everywhere. `stop` gets w and the dual value;
     `tolerance` is the largest constraint minus the dual value, relative to the larger of it and 1.
     """
-    x = np.full(len(problem.g), 1.0 / len(problem.g))
+    curved = (problem.a > 0).all(axis=1)
+    x = curved / curved.sum() if start is None else np.asarray(start, dtype=np.float64)
     w, value = problem.minimiser(x)
     for _ in range(steps):
         slopes = problem.values(w)
@@ -222,6 +254,9 @@ def maximise_dual(
         promise = float(slopes @ direction)
         for _ in range(50):
             candidate = x + share * direction
+            # Keep a trace of curvature, or the next minimiser is unbounded.
+            if float(candidate[curved].sum()) < 1e-9:
+                candidate = candidate * (1 - 1e-9) + 1e-9 * curved / curved.sum()
             w_new, fresh = problem.minimiser(candidate)
             if fresh >= value + 1e-4 * share * promise and fresh > value:
                 x, w, value = candidate, w_new, fresh
