@@ -93,17 +93,14 @@ def test_on_a_lift_every_strategy_sends_the_output_layer_alone(tmp_path, strateg
     assert all(np.isfinite(array).all() for array in arrays.values())
 
 
-@pytest.mark.parametrize("method", ["regmean", "fisher", "fedfisher_kfac"])
+@pytest.mark.parametrize("method", ["regmean", "fisher"])
 def test_every_way_of_merging_takes_convolutions(tmp_path, method):
-    choose = [] if method == "fisher" else ["strategy.choose=50", "strategy.steps=100"]
     options = ["strategy=merge", f"strategy.method={method}", "model=cnn", "nodes=2"]
-    result = finish(tmp_path, *options, "train.epochs=1", *choose)
+    result = finish(tmp_path, *options, "train.epochs=1")
     assert result["details"]["label"] == method
     merged = load_file(tmp_path / "model.safetensors")
     assert sorted(array.ndim for array in merged.values()) == [1] * 4 + [2, 2, 4, 4]
     assert all(np.isfinite(array).all() for array in merged.values())
-    if choose:
-        assert 0 <= result["details"]["public_score"] <= 1
 
 
 def test_a_run_is_refined_verified_and_says_so(tmp_path):
