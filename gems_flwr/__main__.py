@@ -4,7 +4,7 @@
 its own (``gems-flwr run --help``). ``submit`` submits a Flower app to a SuperLink, follows its log,
 and ends with a status that tells success from failure. ``aggregate A B -o model.safetensors``
 aggregates space files, ``--add`` a late one, and ``--remove`` takes a node out; ``inspect`` says
-what one holds and gives away. ``export`` writes a model as ONNX.
+what one holds and gives away.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     # Here, because the simulations have no use for these, which take a while to import.
-    from gems_flwr.tools.export import add_export
     from gems_flwr.tools.leaks.command import add_inspect
     from gems_flwr.tools.offline import add_aggregate
     from gems_flwr.tools.submit import add_submit
@@ -53,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="command")
     for name, (_, help_text) in COMMANDS.items():
         commands.add_parser(name, help=help_text)
-    for add in (add_aggregate, add_inspect, add_export, add_submit):
+    for add in (add_aggregate, add_inspect, add_submit):
         add(commands)
     return parser
 

@@ -126,8 +126,7 @@ def measure_statistics(
 ) -> Statistics:
     """Return the statistics of a network on a node's data, measured in one pass.
 
-    The labels of the data are not used. Without a `model`, the network must be a single linear
-    layer on flattened inputs. Batches go to the device one by one.
+    The labels of the data are not used. Batches go to the device one by one.
     """
     layers = check_layers(arrays)
     module, weighted = _prepared(model, arrays, layers)
@@ -150,16 +149,10 @@ def _prepared(
     model: nn.Module | None, arrays: Arrays, layers: tuple[WeightLayer, ...]
 ) -> tuple[nn.Module, list[Weighted]]:
     if model is None:
-        if len(layers) > 1:
-            raise ModelError(
-                f"write good_enough_mod(data, model=Net): the model has {len(layers)} layers, and "
-                "only the torch module computes what each of them sees"
-            )
-        (layer,) = layers
-        linear = nn.Linear(layer.shape[0], layer.width, bias=layer.bias is not None)
-        named = zip((n for n, _ in linear.named_parameters()), layer.keys, strict=True)
-        linear.load_state_dict({n: torch.from_numpy(np.array(arrays[key])) for n, key in named})
-        return nn.Sequential(nn.Flatten(), linear).eval(), [linear]
+        raise ModelError(
+            "write good_enough_mod(data, model=Net): only the torch module computes what its "
+            "layers see"
+        )
     module = resize_model(model, arrays).eval()
     modules = dict(module.named_modules())
     found: list[Weighted] = []

@@ -82,17 +82,17 @@ def flat_values(options: Mapping[str, object], prefix: str = "") -> dict[str, Pl
     return values
 
 
-def setting_values(settings: Mapping[str, object], prefix: str = "") -> dict[str, Plain]:
+def setting_values(settings: Mapping[str, object]) -> dict[str, Plain]:
     """Return a strategy's numbers, words and groups of such: other entries are nodes or data."""
     values: dict[str, Plain] = {}
     for name, value in settings.items():
-        if name == "checkpoint_dir" or name.startswith("_"):
+        if name.rpartition(".")[2].startswith("_"):
             continue
-        if isinstance(value, str | bool | int | float):
-            values[f"{prefix}{name}"] = value
-        elif is_dataclass(value) and not isinstance(value, type):
-            values[f"{prefix}{name}"] = type(value).__name__
-            values |= setting_values(vars(value), f"{prefix}{name}.")
+        if is_dataclass(value) and not isinstance(value, type):
+            inner = {f"{name}.{key}": each for key, each in vars(value).items()}
+            values |= {name: type(value).__name__, **setting_values(inner)}
+        elif isinstance(value, str | bool | int | float) and name != "checkpoint_dir":
+            values[name] = value
     return values
 
 
@@ -157,7 +157,8 @@ class Tracker(Callback, ABC):
         name = self.name or (Path(str(folder)).resolve().name if folder else strategy)
         parameters = {"strategy": strategy, "num_rounds": num_rounds, **flat_values(self.config)}
         # What the strategy really has, whatever a config says.
-        parameters |= setting_values(self._settings, "strategy.")
+        own = {f"strategy.{name}": value for name, value in setting_values(self._settings).items()}
+        parameters |= own
         self._is_on = True
         self._try(lambda: self.open_run(name, parameters))
         for record in self._history:

@@ -116,14 +116,6 @@ def test_dropout_is_off_and_frozen_weights_make_no_difference():
     assert same({**found, "5.weight": found["6.weight"]}, measure(module, x))
 
 
-def test_a_single_layer_needs_no_module():
-    for width in (1, 3):
-        module, x = network((5, width)), samples(20)
-        alone = measure_statistics("fisher", arrays_of(module), with_labels(x))["1.weight"]
-        assert np.allclose(alone, measure(module, x)["1.weight"]["fisher"], atol=1e-6)
-        assert alone.sum() > 0.01
-
-
 class Twice(nn.Module):
     def __init__(self):
         super().__init__()

@@ -150,7 +150,7 @@ def test_a_mistake_is_named_and_no_file_is_changed(arguments, reason, capsys):
 
 
 def test_every_command_says_what_its_options_are(capsys):
-    for command in ("aggregate", "inspect", "export", "submit"):
+    for command in ("aggregate", "inspect", "submit"):
         with pytest.raises(SystemExit) as left:
             main([command, "--help"])
         assert left.value.code == 0

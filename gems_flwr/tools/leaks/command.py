@@ -83,8 +83,8 @@ def _inspect(options: argparse.Namespace) -> int:
 def _lines(file: Path, cone: ClassMomentCone, found: Inspection) -> list[str]:
     lines = [f"{file}: {cone.kind}, {cone.size_bytes:,} bytes, {cone.num_features} features"]
     if found.recipe is not None:
-        how = "makes these very bytes of the data" if found.is_reproduced else "by its form"
-        lines.append(f"made by {found.recipe} ({how})")
+        how = "these very bytes" if found.is_reproduced else "its form"
+        lines.append(f"rank {found.recipe.rank} of the data makes {how}")
     if cone.privacy is not None:
         promise = "noise was promised for epsilon {:g}, delta {:g}; no file can prove it"
         lines.append(promise.format(*cone.privacy))
