@@ -1,6 +1,5 @@
 """A class of 33 samples with full moments is caught, and other data are refused."""
 
-import logging
 import math
 
 import numpy as np
@@ -34,7 +33,6 @@ from gems_flwr.tools.leaks import (
     rebuild_table,
     rebuilt_samples,
     releases,
-    report_space,
     sent_directions,
     tried_recipe,
 )
@@ -386,16 +384,3 @@ def test_noise_is_no_alarm_and_bounds_the_attack():
     for finding in found.classes:
         auc = finding.membership.auc
         assert auc.value < finding.exposure.mean_auc + 3 * auc.error
-
-
-def test_a_node_reports_in_its_own_log_and_a_report_never_fails_a_reply(caplog):
-    caplog.set_level(logging.INFO, "flwr.gems.node")
-    report_space(made(FULL), "north")
-    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert "class 1: 33 samples of 120 features, 32 directions of 33 samples" in caplog.text
-    assert all(line.endswith("do not send") for line in warnings)
-    caplog.clear()
-    report_space(made(), "north")
-    assert "0 of 3 classes given away; most is shown of class" in caplog.text
-    report_space(object(), "north")
-    assert "what its model gives away is not examined" in caplog.text
