@@ -117,13 +117,13 @@ def read_features(path: str | Path) -> LayerSamples:
         with np.load(path) as archive:
             inputs, labels = archive[INPUTS], archive[LABELS].reshape(-1).astype(np.float64)
             rows = inputs.reshape(len(inputs), -1).astype(np.float64)
-            if len(rows) != len(labels):
-                raise ValueError(f"{len(rows)} inputs and {len(labels)} labels")
     except (ValueError, TypeError, KeyError, zipfile.BadZipFile, EOFError, AttributeError) as error:
         raise OfflineError(
             f"{path} is no npz of inputs (n x D) and labels (n), as "
             f"gems_flwr.tools.leaks.save_features writes: {' '.join(str(error).split())[:200]}"
         ) from error
+    if len(rows) != len(labels):
+        raise OfflineError(f"{path}: {len(rows)} inputs and {len(labels)} labels")
     if not np.isfinite(rows).all() or not np.array_equal(labels, np.rint(labels)):
         raise OfflineError(f"{path}: inputs must be finite, and labels class numbers 0, 1, …")
     return LayerSamples(rows, labels.astype(np.int64))

@@ -129,11 +129,6 @@ class Inspection:
         """Classes that should not be sent so."""
         return tuple(each for each in self.classes if each.level == "given away")
 
-    @property
-    def worst(self) -> ClassFinding:
-        """The class that shows most."""
-        return max(self.classes, key=_shown)
-
 
 def _shown(finding: ClassFinding) -> tuple[int, float, float, int]:
     by_formula = finding.exposure.mean_auc
