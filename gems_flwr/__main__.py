@@ -4,7 +4,7 @@
 its own (``gems-flwr run --help``). ``submit`` submits a Flower app to a SuperLink, follows its log,
 and ends with a status that tells success from failure. ``aggregate A B -o model.safetensors``
 aggregates space files, ``--add`` a late one, and ``--remove`` takes a node out; ``inspect`` says
-what one holds and gives away. ``export`` writes a model as ONNX or a torch program.
+what one holds and gives away.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import sys
 from collections.abc import Sequence
 
 from gems_flwr.core.disk import file_fault
-from gems_flwr.errors import EmptyIntersectionError, GemsError, OptionError
+from gems_flwr.errors import GemsError, OptionError
 from gems_flwr.tools import COMMANDS, start_simulations
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
-    Returns 0 for success, 1 for a run that failed, 2 for bad input, 3 for an empty intersection,
-    4 for a space that gives a class away (``inspect``), 130 if it was interrupted.
+    Returns 0 for success, 1 for a run that failed, 2 for bad input, 4 for a space that gives a
+    class away (``inspect``), 130 if it was interrupted.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -31,9 +31,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return start_simulations(words[0], words[1:])
         options = _parser().parse_args(words)
         return int(options.run(options))
-    except EmptyIntersectionError as error:
-        print(error, file=sys.stderr)
-        return 3
     except GemsError as error:
         print(error, file=sys.stderr)
         return 2
@@ -47,7 +44,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     # Here, because the simulations have no use for these, which take a while to import.
-    from gems_flwr.tools.export import add_export
     from gems_flwr.tools.leaks.command import add_inspect
     from gems_flwr.tools.offline import add_aggregate
     from gems_flwr.tools.submit import add_submit
@@ -56,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="command")
     for name, (_, help_text) in COMMANDS.items():
         commands.add_parser(name, help=help_text)
-    for add in (add_aggregate, add_inspect, add_export, add_submit):
+    for add in (add_aggregate, add_inspect, add_submit):
         add(commands)
     return parser
 

@@ -1,4 +1,4 @@
-"""Three ways to merge trained models: the peers that one-round GEMS is compared with.
+"""Two ways to merge trained models: the peers that one-round GEMS is compared with.
 
 Models are chains of linear and convolutional layers. A bias is the weight of one more input that is
 always one, so a layer is a matrix with a row per neuron.
@@ -8,39 +8,32 @@ always one, so a layer is a matrix with a row per neuron.
   the paper): inputs of a network that was merged below are not those that G_k was measured on.
 - Fisher merging (Matena & Raffel 2022): Σ n_k F_k w_k / Σ n_k F_k, number by number, with the
   Fisher diagonals F_k, at least 1e-6 as in the authors' code.
-- FedFisher with Kronecker factors (Jhunjhunwala et al. 2024) minimises Σ n_k (w − w_k)ᵀ F_k (w −
-  w_k) by gradient steps from the average, as in the released code, and stops where a validation
-  sample of the server's says so.
 
 Decided here: the ridge of RegMean pulls towards the nodes' mean, not to zero, so an input that no
-node has ever seen keeps its mean weight and identical models stay as they are. FedFisher also looks
-at the average itself, and without a validation sample its last step counts.
+node has ever seen keeps its mean weight and identical models stay as they are.
 
 **Statistics** are what a node reports besides its model: per layer, with a the layer's input (and a
 one for the bias) and g the gradient of the log-likelihood in the layer's output before the
 activation, as means over the node's samples:
 
-==============  ==========================  =======================
-``inputs``      E[a aᵀ]                     regmean, fedfisher_kfac
-``gradients``   E[g gᵀ]                     fedfisher_kfac
-``fisher``      E[g² (a²)ᵀ], entry-wise     fisher
-==============  ==========================  =======================
+==========  ==========================  =======
+``inputs``  E[a aᵀ]                     regmean
+``fisher``  E[g² (a²)ᵀ], entry-wise     fisher
+==========  ==========================  =======
 
 Gradients are in expectation over the labels that the *model* predicts: that is the Fisher matrix,
 not the "empirical" one. One backward pass per class gives the gradients of all layers.
 
 A filter of a convolution is one neuron at many positions t, a_t a patch and g_t the gradient in a
 pixel. The gradient of one sample in its kernel is Σ_t g_t a_tᵀ, whose square the Fisher diagonal
-has. The Kronecker factors are those of Grosse & Martens 2016: patches summed over positions, and
-output gradients averaged over them.
+has; the inputs are patches summed over positions.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import scipy.linalg
@@ -66,26 +59,17 @@ from gems_flwr.networks import (
 from gems_flwr.spaces.ball.layer_data import two_sided
 from gems_flwr.typing import Arrays, Float
 
-Method = Literal["regmean", "fisher", "fedfisher_kfac"]
-Kind = Literal["inputs", "gradients", "fisher"]
-# By the name of a layer's weight, then by kind.
-Statistics = Mapping[str, Mapping[Kind, NDArray]]
+Method = Literal["regmean", "fisher"]
+Kind = Literal["inputs", "fisher"]
+# By the name of a layer's weight.
+Statistics = Mapping[str, NDArray]
 Weighted = nn.Linear | nn.Conv2d
 
-SYMMETRIC: tuple[Kind, ...] = ("inputs", "gradients")
-NEEDED: dict[Method, tuple[Kind, ...]] = {
-    "regmean": ("inputs",),
-    "fisher": ("fisher",),
-    "fedfisher_kfac": ("inputs", "gradients"),
-}
+NEEDED: dict[Method, Kind] = {"regmean": "inputs", "fisher": "fisher"}
 _ROUNDING = 1e-6  # of single precision, in the smallest eigenvalue relative to the trace
-# Of RegMean: tried where there is a sample to choose by, as in FedFisher's code; else the first.
-SHRINKS: tuple[float, ...] = (0.9, 0.1)
 RIDGE = 1e-6
 FLOOR = 1e-6  # of Fisher merging
-# Of FedFisher: the rate is divided by the root of the sum of squared gradients, which fades.
-STEPS, LOOK_EVERY = 2000, 100
-RATE, MOMENTUM, FADING, OFFSET = 0.01, 0.9, 0.99, 0.01
+SHRINK = 0.9  # of RegMean
 
 
 def check_layers(arrays: Arrays) -> tuple[WeightLayer, ...]:
@@ -100,34 +84,26 @@ def check_layers(arrays: Arrays) -> tuple[WeightLayer, ...]:
     return layers
 
 
-def statistics_shapes(method: Method, arrays: Arrays) -> dict[str, dict[Kind, tuple[int, int]]]:
-    """Return the shape of every statistic that a method needs for a network."""
-    shapes: dict[str, dict[Kind, tuple[int, int]]] = {}
-    for layer in check_layers(arrays):
-        known: dict[Kind, tuple[int, int]] = {
-            "inputs": (layer.dimension, layer.dimension),
-            "gradients": (layer.width, layer.width),
-            "fisher": (layer.width, layer.dimension),
-        }
-        shapes[layer.weight] = {kind: known[kind] for kind in NEEDED[method]}
-    return shapes
+def statistics_shapes(kind: Kind, arrays: Arrays) -> dict[str, tuple[int, int]]:
+    """Return the shape of a network's statistics."""
+    return {
+        layer.weight: (layer.dimension if kind == "inputs" else layer.width, layer.dimension)
+        for layer in check_layers(arrays)
+    }
 
 
-def check_statistics(statistics: Statistics) -> None:
+def check_statistics(kind: Kind, statistics: Statistics) -> None:
     """Refuse statistics that no data can have, with a ValueError that names layer and kind."""
-    each = ((w, kind, array) for w, kinds in statistics.items() for kind, array in kinds.items())
-    for weight, kind, array in each:
+    for weight, array in statistics.items():
         what = f"'{kind}' of '{weight}'"
         if not np.isfinite(array).all():
             raise ValueError(f"{what}: expected finite values, got NaN or infinity")
-        squares = np.diagonal(array) if kind in SYMMETRIC else array
+        squares = np.diagonal(array) if kind == "inputs" else array
         if squares.min() < 0:
             raise ValueError(f"{what}: mean squares must not be negative, got {squares.min():g}")
-        if kind not in SYMMETRIC:
+        if kind == "fisher":
             continue
         size = float(np.trace(array))
-        if not np.allclose(array, array.T, rtol=0, atol=_ROUNDING * size):
-            raise ValueError(f"{what}: a second moment is symmetric, this one is not")
         slack = _ROUNDING * size + np.finfo(np.float32).tiny
         try:
             np.linalg.cholesky(array.astype(np.float64) + slack * np.eye(len(array)))
@@ -141,55 +117,42 @@ def check_statistics(statistics: Statistics) -> None:
 
 
 def measure_statistics(
-    kinds: Sequence[Kind],
+    kind: Kind,
     arrays: Arrays,
     data: Data,
     *,
     model: nn.Module | None = None,
     device: str | torch.device = "cpu",
 ) -> Statistics:
-    """Return some statistics of a network on a node's data, measured in one pass.
+    """Return the statistics of a network on a node's data, measured in one pass.
 
-    The labels of the data are not used. Without a `model`, the network must be a single linear
-    layer on flattened inputs. Batches go to the device one by one.
+    The labels of the data are not used. Batches go to the device one by one.
     """
     layers = check_layers(arrays)
     module, weighted = _prepared(model, arrays, layers)
-    totals: dict[str, dict[Kind, Tensor]] = {layer.weight: {} for layer in layers}
+    totals: dict[str, Tensor] = {}
     samples = 0
     with moved(module, chosen_device(device)):
         for x in _parts(module, weighted, data):
             samples += len(x)
             scores, seen = _run(module, weighted, x)
-            gradients = None if tuple(kinds) == ("inputs",) else _gradients(scores, seen)
-            for position, layer in enumerate(layers):
-                g = [] if gradients is None else gradients[position]
-                mine = totals[layer.weight]
-                for kind in kinds:
-                    fresh = _sum(kind, weighted[position], seen[position][0], g)
-                    mine[kind] = mine[kind] + fresh if kind in mine else fresh
+            gradients = _gradients(scores, seen) if kind == "fisher" else [[] for _ in seen]
+            for layer, each, (a, _), g in zip(layers, weighted, seen, gradients, strict=True):
+                fresh = _sum(each, a, g)
+                totals[layer.weight] = totals.get(layer.weight, torch.zeros_like(fresh)) + fresh
     if not samples:
         raise ModelError("there is no data to measure statistics on")
-    return {
-        weight: {kind: (total / samples).cpu().numpy() for kind, total in found.items()}
-        for weight, found in totals.items()
-    }
+    return {weight: (total / samples).cpu().numpy() for weight, total in totals.items()}
 
 
 def _prepared(
     model: nn.Module | None, arrays: Arrays, layers: tuple[WeightLayer, ...]
 ) -> tuple[nn.Module, list[Weighted]]:
     if model is None:
-        if len(layers) > 1:
-            raise ModelError(
-                f"write good_enough_mod(data, model=Net): the model has {len(layers)} layers, and "
-                "only the torch module computes what each of them sees"
-            )
-        (layer,) = layers
-        linear = nn.Linear(layer.shape[0], layer.width, bias=layer.bias is not None)
-        named = zip((n for n, _ in linear.named_parameters()), layer.keys, strict=True)
-        linear.load_state_dict({n: torch.from_numpy(np.array(arrays[key])) for n, key in named})
-        return nn.Sequential(nn.Flatten(), linear).eval(), [linear]
+        raise ModelError(
+            "write good_enough_mod(data, model=Net): only the torch module computes what its "
+            "layers see"
+        )
     module = resize_model(model, arrays).eval()
     modules = dict(module.named_modules())
     found: list[Weighted] = []
@@ -270,28 +233,21 @@ def _gradients(scores: Tensor, seen: list[tuple[Tensor, Tensor]]) -> list[list[T
     return gradients
 
 
-def _sum(kind: Kind, module: Weighted, inputs: Tensor, gradients: Sequence[Tensor]) -> Tensor:
-    """Return one statistic of a layer, summed over the samples of a batch."""
+def _sum(module: Weighted, inputs: Tensor, gradients: Sequence[Tensor]) -> Tensor:
+    """Return a layer's statistic summed over a batch: of inputs where there are no gradients."""
     if isinstance(module, nn.Conv2d):
-        return _convolution_sum(kind, module, inputs, gradients)
+        return _convolution_sum(module, inputs, gradients)
     a = _with_one(exact(inputs), module)
-    if kind == "inputs":
+    if not gradients:
         return a.T @ a
-    if kind == "gradients":
-        return torch.stack([g.T @ g for g in gradients]).sum(0)
     return torch.stack([g**2 for g in gradients]).sum(0).T @ a**2
 
 
-def _convolution_sum(
-    kind: Kind, module: nn.Conv2d, images: Tensor, gradients: Sequence[Tensor]
-) -> Tensor:
-    if kind == "gradients":
-        rows = [g.transpose(0, 1).reshape(g.shape[1], -1) for g in gradients]
-        return torch.stack([g @ g.T for g in rows]).sum(0) / gradients[0][0, 0].numel()
+def _convolution_sum(module: nn.Conv2d, images: Tensor, gradients: Sequence[Tensor]) -> Tensor:
     total: Tensor | None = None
     for part in image_chunks(module, images):
         a = _with_one(exact(patches_of(module, images[part])), module)
-        if kind == "inputs":
+        if not gradients:
             flat = a.reshape(-1, a.shape[-1])
             fresh = flat.T @ flat
         else:
@@ -312,155 +268,62 @@ def _with_one(a: Tensor, module: Weighted) -> Tensor:
 # --- on the server ------------------------------------------------------------------------------
 
 
-class MergedModel(NamedTuple):
-    """The merged arrays, and what there is to report about them."""
-
-    arrays: dict[str, NDArray]
-    details: Mapping[str, Any]
-
-
 def merge_models(
     method: Method,
     models: Sequence[Arrays],
     statistics: Sequence[Statistics],
     weights: Sequence[float],
     *,
-    shrink: float | None = None,
-    steps: int = STEPS,
+    shrink: float = SHRINK,
     device: str = "cpu",
-    score: Callable[[Arrays], float] | None = None,
-) -> MergedModel:
+) -> dict[str, NDArray]:
     """Merge trained models of the same shapes, with the statistics that the method needs of each.
 
-    The weights, above 0, are the samples behind each model; for `method`, `shrink`, `steps` and
-    `score` see `gems_flwr.MergedModels`. RegMean solves on the `device`.
+    The weights, above 0, are the samples behind each model; for `method` and `shrink` see
+    `gems_flwr.MergedModels`. RegMean solves on the `device`.
     """
     total = float(sum(weights))
     if not (math.isfinite(total) and min(weights) > 0):
         raise ValueError(f"weights must be above 0 and finite, got {list(weights)}")
-    layers = check_layers(models[0])
     parts = [weight / total for weight in weights]
-    stacks = [
-        _Layer(
-            parts,
-            [neuron_rows(model, layer).astype(np.float64) for model in models],
-            [each[layer.weight] for each in statistics],
-        )
-        for layer in layers
-    ]
-    tried: Iterator[tuple[list[Float], dict[str, Any]]]
-    if method == "regmean":
-        shrinks = (shrink,) if shrink is not None else SHRINKS if score else SHRINKS[:1]
-        tried = (
-            ([_regmean(x, factor, device) for x in stacks], {"shrink": factor})
-            for factor in shrinks
-        )
-    elif method == "fisher":
-        tried = iter([([_fisher(each) for each in stacks], {})])
-    else:
-        tried = _fedfisher(stacks, steps)
-    found = ((_with_rows(models[0], layers, rows), details) for rows, details in tried)
-    if score is None:
-        *_, (arrays, details) = found
-        return MergedModel(arrays, details)
-    scored = [(score(arrays), arrays, details) for arrays, details in found]
-    # The first of equals: of FedFisher the one with the fewest steps.
-    best, arrays, details = max(scored, key=lambda each: each[0])
-    return MergedModel(arrays, {**details, "tried": len(scored), "public_score": best})
-
-
-@dataclass(frozen=True, eq=False)
-class _Layer:
-    """One layer of all nodes: their shares, rows of neurons (in double precision), statistics."""
-
-    parts: Sequence[float]
-    rows: Sequence[Float]
-    statistics: Sequence[Mapping[Any, NDArray]]
-
-    @property
-    def mean(self) -> Float:
-        return np.asarray(sum(p * row for p, row in zip(self.parts, self.rows, strict=True)))
-
-    def moments(self, kind: str) -> list[Float]:
-        return [each[kind].astype(np.float64) for each in self.statistics]
-
-
-def _with_rows(
-    template: Arrays, layers: Sequence[WeightLayer], rows: Sequence[Float]
-) -> dict[str, NDArray]:
-    merged = dict(template)
-    for layer, new in zip(layers, rows, strict=True):
-        size, old = math.prod(layer.shape), template[layer.weight]
+    merged = dict(models[0])
+    for layer in check_layers(merged):
+        rows = [neuron_rows(model, layer).astype(np.float64) for model in models]
+        found = [each[layer.weight].astype(np.float64) for each in statistics]
+        # Both are solved for the step from the mean: 0 where all nodes agree.
+        mean = np.asarray(sum(p * row for p, row in zip(parts, rows, strict=True)))
+        steps = [row - mean for row in rows]
+        if method == "regmean":
+            new = mean + _regmean(parts, steps, found, shrink, device)
+        else:
+            sure = [p * np.maximum(fisher, FLOOR) for p, fisher in zip(parts, found, strict=True)]
+            new = mean + sum(p * step for p, step in zip(sure, steps, strict=True)) / sum(sure)
+        size, old = math.prod(layer.shape), merged[layer.weight]
         merged[layer.weight] = new[:, :size].reshape(old.shape).astype(old.dtype)
         if layer.bias is not None:
-            merged[layer.bias] = new[:, size].astype(template[layer.bias].dtype)
+            merged[layer.bias] = new[:, size].astype(merged[layer.bias].dtype)
     return merged
 
 
-def _regmean(each: _Layer, shrink: float, device: str) -> Float:
-    mean = each.mean
-    dimension = mean.shape[1]
-    total, pull = np.zeros((dimension, dimension)), np.zeros_like(mean)
-    for part, row, gram in zip(each.parts, each.rows, each.moments("inputs"), strict=True):
+def _regmean(
+    parts: Sequence[float], steps: Sequence[Float], grams: Sequence[Float], shrink: float, at: str
+) -> Float:
+    total, pull = np.zeros_like(grams[0]), np.zeros_like(steps[0])
+    for part, step, gram in zip(parts, steps, grams, strict=True):
         own = part * shrink * gram
         np.fill_diagonal(own, part * np.diagonal(gram))
         total += own
-        # Solved for the step from the mean: 0 where all nodes agree.
-        pull += (row - mean) @ own
-    size = float(np.trace(total)) / dimension
+        pull += step @ own
+    size = float(np.trace(total)) / len(total)
     if size == 0:
-        return mean
+        return pull
     total[np.diag_indices_from(total)] += RIDGE * size
     try:
-        if solves_elsewhere(device):
-            step: Float = solve_positive(total, pull.T, device).T
-        else:
-            step = scipy.linalg.solve(total, pull.T, assume_a="pos").T
+        if solves_elsewhere(at):
+            return solve_positive(total, pull.T, at).T
+        return np.asarray(scipy.linalg.solve(total, pull.T, assume_a="pos").T)
     except np.linalg.LinAlgError:
         # A node's moments may be negative by as much as rounding explains, which may be more than
         # the ridge.
         values, vectors = np.linalg.eigh(total)
-        step = (pull @ vectors / np.maximum(values, RIDGE * size)) @ vectors.T
-    return mean + step
-
-
-def _fisher(each: _Layer) -> Float:
-    pairs = zip(each.parts, each.moments("fisher"), strict=True)
-    precisions = [part * np.maximum(fisher, FLOOR) for part, fisher in pairs]
-    # As a step from the mean: 0 where all nodes agree.
-    pulls = (p * (row - each.mean) for p, row in zip(precisions, each.rows, strict=True))
-    return np.asarray(each.mean + sum(pulls) / sum(precisions))
-
-
-def _fedfisher(
-    stacks: Sequence[_Layer], steps: int
-) -> Iterator[tuple[list[Float], dict[str, Any]]]:
-    """Yield the average, and the model after every 100 steps and the last."""
-    rows = [each.mean for each in stacks]
-    yield list(rows), {"steps": 0}
-    slopes = [_slope(each) for each in stacks]
-    speed = [np.zeros_like(each) for each in rows]
-    squares = [np.zeros_like(each) for each in rows]
-    for step in range(1, steps + 1):
-        for i, slope in enumerate(slopes):
-            at = slope(rows[i])
-            speed[i] = at + MOMENTUM * speed[i]
-            squares[i] = at**2 + FADING * squares[i]
-            rows[i] = rows[i] - RATE * speed[i] / np.sqrt(squares[i] + OFFSET)
-        if step % LOOK_EVERY == 0 or step == steps:
-            yield list(rows), {"steps": step}
-
-
-def _slope(each: _Layer) -> Callable[[Float], Float]:
-    """Return half the gradient of FedFisher's objective in one layer: Σ n_k B_k (W − W_k) A_k."""
-    lefts = [p * b for p, b in zip(each.parts, each.moments("gradients"), strict=True)]
-    factors = list(zip(lefts, each.moments("inputs"), strict=True))
-    pull = np.asarray(np.sum([b @ w @ a for (b, a), w in zip(factors, each.rows, strict=True)], 0))
-
-    def slope(at: Float) -> Float:
-        total: Float = -pull
-        for b, a in factors:
-            total += b @ at @ a
-        return total
-
-    return slope
+        return np.asarray((pull @ vectors / np.maximum(values, RIDGE * size)) @ vectors.T)

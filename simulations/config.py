@@ -45,7 +45,7 @@ NOT_IN_NAME = (
 )
 BACKENDS = ("inprocess", "lockstep", "ray")
 # Options of several strategies that stand for a value made of the run's own data.
-PUBLIC_OPTIONS = {"tune": int | None, "tune_rate": float, "choose": int}
+PUBLIC_OPTIONS = {"tune": int | None, "tune_rate": float}
 
 
 _BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"

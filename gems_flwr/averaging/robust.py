@@ -7,14 +7,12 @@ rule                  models for f liars           what replaces the models
 ``median``            2f + 1                       the median of every number
 ``geometric_median``  2f + 1                       the model nearest to all, by sum of distances
 ``trimmed_mean``      f / `trim`                   the mean of every number, without its extremes
-``krum``              2f + 3                       the one model with the nearest neighbours
 ``multi_krum``        2f + 3                       the weighted mean of the n − f best of Krum
-``bulyan``            4f + 3                       means of numbers near the median of Krum's choice
 ====================  ===========================  =================================================
 
-Yin et al. 2018, Weiszfeld's steps, Blanchard et al. 2017, El Mhamdi et al. 2018. On the same models
-in the same order results are those of Flower's FedMedian, FedTrimmedAvg, Krum, MultiKrum and
-Bulyan, bit for bit; integer arrays keep their dtype. Decided here:
+Yin et al. 2018, Weiszfeld's steps, Blanchard et al. 2017. On the same models in the same order
+results are those of Flower's FedMedian, FedTrimmedAvg and MultiKrum, bit for bit; integer arrays
+keep their dtype. Decided here:
 
 - Where there are too few models for a rule, the coordinate-wise median stands in, which bears every
   minority. With fewer than three models none can be outvoted, and the result says so.
@@ -39,9 +37,7 @@ from gems_flwr.averaging.steps import flat, unflat
 from gems_flwr.errors import OptionError
 from gems_flwr.typing import Arrays
 
-RobustKind = Literal[
-    "none", "median", "trimmed_mean", "geometric_median", "krum", "multi_krum", "bulyan"
-]
+RobustKind = Literal["none", "median", "trimmed_mean", "geometric_median", "multi_krum"]
 
 # A majority needs three.
 LEAST_MODELS = 3
@@ -59,7 +55,7 @@ class RobustRule:
     Examples
     --------
     >>> from gems_flwr import RobustRule
-    >>> RobustRule("krum", liars=2).models_needed(2)
+    >>> RobustRule("multi_krum", liars=2).models_needed(2)
     7
     """
 
@@ -90,9 +86,7 @@ class RobustRule:
             # The same product as below, so that both round alike.
             needed = math.ceil(liars / self.trim)
             return needed if int(self.trim * needed) >= liars else needed + 1
-        factors = {"krum": (2, 3), "multi_krum": (2, 3), "bulyan": (4, 3)}
-        factor, rest = factors.get(self.kind, (2, 1))
-        return factor * liars + rest
+        return 2 * liars + (3 if self.kind == "multi_krum" else 1)
 
     def least_models(self, nodes: int) -> int:
         """Return how many models of so many nodes an average must have to be trusted.
@@ -138,26 +132,13 @@ def combine(rule: RobustRule, models: Sequence[Arrays], weights: Sequence[float]
     cut = int(rule.trim * count)
     if rule.kind == "trimmed_mean" and cut:
         return Combined(trimmed_mean(models, cut), rule.kind)
-    liars = _liars(rule, count)
-    if rule.kind in ("median", "trimmed_mean") or liars is None:
+    liars = max(1, (count - 3) // 2) if rule.liars is None else rule.liars
+    if rule.kind != "multi_krum" or count < rule.models_needed(liars):
         return Combined(coordinate_median(models), "median")
-    kept = {"krum": 1, "multi_krum": count - liars}.get(rule.kind, count - 2 * liars)
-    order = krum_order(models, liars)
-    chosen = [models[index] for index in order[:kept]]
-    left_out = tuple(sorted(order[kept:]))
-    if rule.kind == "bulyan":
-        return Combined(bulyan_mean(chosen, liars), rule.kind, left_out)
-    fair = rule.fair(weights)
-    mean = weighted_mean(chosen, [fair[index] for index in order[:kept]])
-    return Combined(mean, rule.kind, left_out)
-
-
-def _liars(rule: RobustRule, count: int) -> int | None:
-    """Return the f of Krum and Bulyan among so many models; None if these are too few."""
-    if rule.liars is not None:
-        return rule.liars if count >= rule.models_needed(rule.liars) else None
-    most = (count - 3) // (4 if rule.kind == "bulyan" else 2)
-    return most if most > 0 else None
+    order, fair = krum_order(models, liars), rule.fair(weights)
+    chosen, left_out = order[: count - liars], order[count - liars :]
+    mean = weighted_mean([models[i] for i in chosen], [fair[i] for i in chosen])
+    return Combined(mean, rule.kind, tuple(sorted(left_out)))
 
 
 def coordinate_median(models: Sequence[Arrays]) -> dict[str, NDArray]:
@@ -226,15 +207,3 @@ def krum_order(models: Sequence[Arrays], liars: int) -> list[int]:
     nearest = max(1, len(models) - liars - 2)
     scores = np.sort(distances, axis=1)[:, :nearest].sum(axis=1)
     return [int(index) for index in np.argsort(scores, kind="stable")]
-
-
-def bulyan_mean(chosen: Sequence[Arrays], liars: int) -> dict[str, NDArray]:
-    """Return the mean of the values nearest to the median: Bulyan's second step."""
-    kept = len(chosen) - 2 * liars
-
-    def near_median(stack: NDArray) -> NDArray:
-        gaps = np.abs(stack - np.median(stack, axis=0))
-        nearest = np.argpartition(gaps, kept - 1, axis=0)[:kept]
-        return np.asarray(np.mean(np.take_along_axis(stack, nearest, axis=0), axis=0))
-
-    return by_coordinate(chosen, near_median)

@@ -88,7 +88,6 @@ def good_enough_mod(
     layer: str | None = None,
     activation: nn.Module | None = None,
     limits: NodeLimits | None = None,
-    report_leaks: bool = False,
     device: str | None = None,
     capacity: int | Callable[[Context], int] = 1,
 ) -> Mod:
@@ -114,9 +113,6 @@ def good_enough_mod(
     limits : NodeLimits, optional
         What the node gives away at most. By default its ``--node-config`` says so, and where that
         says nothing, the defaults of `NodeLimits` hold.
-    report_leaks : bool, default False
-        Whether the node's own log reports what every space gives away by its form;
-        ``gems-flwr inspect`` also attacks it. The reply does not change.
     device : str, optional
         Where the mod computes: ``cpu``, ``cuda``, ``mps``, ``xpu`` or ``xla``, with a number where
         there are several (``cuda:1``), or ``auto``; by default where `model` puts the module.
@@ -147,7 +143,7 @@ def good_enough_mod(
     >>> result.details["node_scores"]
     {'0': 1.0, '1': 1.0}
     """
-    options = NodeOptions(data, model, layer, activation, limits, report_leaks, device, capacity)
+    options = NodeOptions(data, model, layer, activation, limits, device, capacity)
 
     def good_enough(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         return respond(options, message, context, call_next)
@@ -269,7 +265,6 @@ class NodeOptions:
     layer: str | None = None
     activation: nn.Module | None = None
     limits: NodeLimits | None = None
-    report_leaks: bool = False
     device: str | None = None
     capacity: int | Callable[[Context], int] = 1
     # For references in simulations alone: the raw data. Of a node with several models: its tasks.
@@ -485,13 +480,6 @@ class Node:
     def spend(self, squared_mu: float) -> None:
         """Note a private release in the node's ledger, or refuse it."""
         spend(squared_mu, self.limits, self.context, self.name)
-
-    def report_space(self, space: Any) -> None:
-        """Report in the node's own log what a space gives away, where that was asked for."""
-        if self.options.report_leaks:
-            from gems_flwr.tools.leaks import report_space
-
-            report_space(space, self.name)
 
     def packed_summand(self, values: Mapping[str, Float]) -> RecordDict:
         """Return a summand, written as the server's layout says."""

@@ -73,7 +73,6 @@ class SpaceQuestion(LayerQuestion[Any]):
         """Return the space as arrays and a description."""
         space = self.build(node)
         node.allow(self.shown(space, node), leaves=True)
-        node.report_space(space)
         arrays, meta = space.to_arrays()
         return RecordDict({SPACE: to_record(arrays), META: ConfigRecord({_TEXT: json.dumps(meta)})})
 

@@ -88,7 +88,7 @@ class AveragesModels(PacksModels):
     ----------
     robust : str or RobustRule, default "none"
         What models are replaced by: ``none`` (the mean), ``median``, ``trimmed_mean``,
-        ``geometric_median``, ``krum``, ``multi_krum`` or ``bulyan``, or a `RobustRule` that also
+        ``geometric_median`` or ``multi_krum``, or a `RobustRule` that also
         says how many nodes may lie, and how much is trimmed.
     **packing
         See `PacksModels`.

@@ -5,7 +5,6 @@ The peers of one-round GEMS, under its conditions: one message to every node and
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, get_args
 
@@ -14,7 +13,6 @@ from flwr.app import ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
 from gems_flwr.bounds import MAX_MOMENT
-from gems_flwr.core.log import log_event
 from gems_flwr.core.question import ON_SERVER, Disclosure, Group, Question
 from gems_flwr.core.records import (
     ARRAYS,
@@ -31,8 +29,7 @@ from gems_flwr.devices import check_device
 from gems_flwr.errors import BadReplyError, OptionError
 from gems_flwr.merging import (
     NEEDED,
-    STEPS,
-    SYMMETRIC,
+    SHRINK,
     Kind,
     Method,
     Statistics,
@@ -80,12 +77,17 @@ class MergeStatistics(Question[MergeReply]):
         methods = list(get_args(Method))
         self.check({"method": (self.method in methods, f"one of {methods}")})
 
+    @property
+    def statistic(self) -> Kind:
+        """What a node measures on its data."""
+        return NEEDED[self.method]
+
     # --- on the node --------------------------------------------------------------------------
 
     def discloses(self, node: Node) -> Disclosure:
         """Return that it is the second moments of all inputs of the widest layer, if any."""
         widest = max(layer.dimension for layer in check_layers(node.model))
-        if "inputs" not in NEEDED[self.method]:
+        if self.statistic != "inputs":
             return Disclosure("second moments", widest)
         group = Group("all samples", count_samples(node.data("train")), widest)
         return Disclosure("second moments", widest, (group,))
@@ -94,18 +96,18 @@ class MergeStatistics(Question[MergeReply]):
         """Let the handler train; return its model and the statistics on the training data."""
         trained = node.train()
         statistics = measure_statistics(
-            NEEDED[self.method],
+            self.statistic,
             trained,
             node.data("train"),
             model=None if node.options.model is None else node.module(),
             device=node.device,
         )
         packed = {
-            f"{weight}/{kind}": array[np.triu_indices(len(array))] if kind in SYMMETRIC else array
-            for weight, kinds in statistics.items()
-            for kind, array in kinds.items()
+            f"{weight}/{self.statistic}": (
+                array[np.triu_indices(len(array))] if self.statistic == "inputs" else array
+            ).astype(np.float32)
+            for weight, array in statistics.items()
         }
-        packed = {name: array.astype(np.float32) for name, array in packed.items()}
         return RecordDict({ARRAYS: to_record(trained), STATISTICS: to_record(packed)})
 
     # --- on the server ------------------------------------------------------------------------
@@ -114,31 +116,31 @@ class MergeStatistics(Question[MergeReply]):
         """Return the model, and statistics that some data can have."""
         rest = RecordDict({key: each for key, each in content.items() if key != STATISTICS})
         model = unpack_model_reply(rest, self.sent)
-        shapes = statistics_shapes(self.method, self.sent)
-        names = {f"{weight}/{kind}" for weight, kinds in shapes.items() for kind in kinds}
+        shapes = statistics_shapes(self.statistic, self.sent)
+        names = {f"{weight}/{self.statistic}": weight for weight in shapes}
         record = content.get(STATISTICS)
-        if not isinstance(record, ArrayRecord) or record.keys() != names:
+        if not isinstance(record, ArrayRecord) or record.keys() != names.keys():
             raise BadReplyError(f"expected an ArrayRecord '{STATISTICS}' with {sorted(names)}")
         statistics: Statistics = {
-            weight: {kind: _full(record, f"{weight}/{kind}", kind, s) for kind, s in kinds.items()}
-            for weight, kinds in shapes.items()
+            weight: _full(record, key, shapes[weight], self.statistic == "inputs")
+            for key, weight in names.items()
         }
         try:
-            check_statistics(statistics)
+            check_statistics(self.statistic, statistics)
         except ValueError as error:
             raise BadReplyError(str(error)) from error
         return MergeReply(model.arrays, model.num_examples, model.metrics, statistics=statistics)
 
 
-def _full(record: ArrayRecord, key: str, kind: Kind, shape: tuple[int, int]) -> NDArray:
+def _full(record: ArrayRecord, key: str, shape: tuple[int, int], is_symmetric: bool) -> NDArray:
     rows, columns = np.triu_indices(shape[0])
-    upper = checked_array(record[key], key, rows.shape if kind in SYMMETRIC else shape, _SINGLE)
-    if largest(upper) > MAX_MOMENT:
+    found = checked_array(record[key], key, rows.shape if is_symmetric else shape, _SINGLE)
+    if largest(found) > MAX_MOMENT:
         raise BadReplyError(f"array '{key}' holds mean squares above {MAX_MOMENT:g}")
-    if kind not in SYMMETRIC:
-        return upper
+    if not is_symmetric:
+        return found
     full = np.zeros(shape, np.float32)
-    full[rows, columns] = full[columns, rows] = upper
+    full[rows, columns] = full[columns, rows] = found
     return full
 
 
@@ -148,16 +150,10 @@ class MergedModels(RoundLoop):
 
     Parameters
     ----------
-    method : {"regmean", "fisher", "fedfisher_kfac"}
+    method : {"regmean", "fisher"}
         See `gems_flwr.merging`. All take chains of linear and convolutional layers.
-    shrink : float, optional
-        Of regmean: factor of the off-diagonal entries of Gram matrices, in [0, 1]; by default 0.9.
-    steps : int, default 2000
-        Of FedFisher, at most; at least 1.
-    score : callable, optional
-        Gets the arrays of a model, returns how good it is on samples of the server's own. By it is
-        chosen what a method leaves open: the steps of FedFisher, and the shrink of regmean (0.9 or
-        0.1) where that is not given. FedFisher's authors have 500 samples.
+    shrink : float, default 0.9
+        Of regmean: factor of the off-diagonal entries of Gram matrices, in [0, 1].
     weighted : bool, default True
         Whether a node counts by its number of examples, or all count the same.
     device : str, default "cpu"
@@ -168,7 +164,7 @@ class MergedModels(RoundLoop):
     Examples
     --------
     >>> from gems_flwr import MergedModels
-    >>> strategy = MergedModels(method="fedfisher_kfac", steps=500)
+    >>> strategy = MergedModels(method="fisher")
     """
 
     needs_classes: ClassVar[bool] = True
@@ -176,9 +172,7 @@ class MergedModels(RoundLoop):
     mod_needed: ClassVar[str] = "good_enough_mod(data, model=Net)"
 
     method: Method = "regmean"
-    shrink: float | None = None
-    steps: int = STEPS
-    score: Callable[[Arrays], float] | None = None
+    shrink: float = SHRINK
     weighted: bool = True
     device: str = "cpu"
 
@@ -186,10 +180,8 @@ class MergedModels(RoundLoop):
         super().__post_init__()
         check_device(self.device)
         MergeStatistics(self.method)
-        if self.shrink is not None and not 0 <= self.shrink <= 1:
+        if not 0 <= self.shrink <= 1:
             raise OptionError(f"shrink must be in [0, 1], got {self.shrink}")
-        if self.steps < 1:
-            raise OptionError(f"steps must be at least 1, got {self.steps}")
 
     def prepare(self, initial: Arrays, num_rounds: int) -> None:
         """Refuse a model that cannot be merged before any node trains it."""
@@ -207,12 +199,9 @@ class MergedModels(RoundLoop):
             [model.statistics for model in models],
             [model.num_examples if self.weighted else 1.0 for model in models],
             shrink=self.shrink,
-            steps=self.steps,
             device=self.device,
-            score=self.score,
         )
-        details = {"method": self.method, **merged.details}
-        log_event("merged", **details)
+        details = {"method": self.method}
         return RoundOutcome(
-            merged.arrays, train_metrics=self.merge_metrics(answers, TRAIN), details=details
+            merged, train_metrics=self.merge_metrics(answers, TRAIN), details=details
         )

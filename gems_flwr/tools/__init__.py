@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gems_flwr.faces import lazy_face
 
 _NAMES = {
-    "export": "ExportedModel Format export_model",
+    "export": "export_model",
     "live": "LiveView",
     "model_card": "versions write_model_card",
     "offline": "OfflineResult aggregate_files",

@@ -35,8 +35,6 @@ class LiveView(Callback):
         What is running; by default the strategy's name.
     console : rich.console.Console, optional
         Where to draw; by default standard error.
-    every_seconds : float, default 1.0
-        Where there is no terminal: the shortest time between two lines.
 
     Examples
     --------
@@ -45,14 +43,10 @@ class LiveView(Callback):
     >>> strategy = FedAvg(callbacks=[LiveView("four wards")])
     """
 
-    def __init__(
-        self,
-        title: str | None = None,
-        *,
-        console: Console | None = None,
-        every_seconds: float = 1.0,
-    ) -> None:
-        self.title, self.every_seconds = title, every_seconds
+    every_seconds = 1.0  # where there is no terminal, the shortest time between two lines
+
+    def __init__(self, title: str | None = None, *, console: Console | None = None) -> None:
+        self.title = title
         self._console = console or Console(stderr=True)
         self._bar: Progress | None = None
         self._streams: list[tuple[logging.StreamHandler[Any], Any]] = []

@@ -1,9 +1,9 @@
-"""Aggregation by files, for nodes that are never online together, or that join late or leave.
+"""Aggregation of cones by files: for nodes never online together, who join late, or leave.
 
 Files pass the same checks as messages: a bad one is named and left out. The spaces are kept beside
-the model, or where a run of Gems keeps those of its nodes (``checkpoint_dir/spaces``). Without a
-node that leaves, the model is to the last bit as if the node had never been there; spaces count in
-the order of their nodes' names.
+the model, or where a run of Gems keeps those of its nodes (``checkpoint_dir/spaces``). The model is
+always made from scratch, in the order of the nodes' names: without a node that leaves it is to the
+last bit as if the node had never been there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
@@ -25,12 +24,10 @@ from gems_flwr.errors import Failure, OfflineError, SpaceError
 from gems_flwr.spaces import (
     SUFFIX,
     Aggregate,
-    OnEmpty,
     Space,
     SpaceFolder,
     aggregate_spaces,
     file_stem,
-    flatten_linear,
     load_space,
     unflatten_linear,
 )
@@ -59,9 +56,7 @@ def aggregate_files(
     add: bool = False,
     remove: Sequence[str] = (),
     spaces: Path | None = None,
-    classes: int | None = None,
     keys: tuple[str, str] = ("weight", "bias"),
-    on_empty: OnEmpty = "least",
 ) -> OfflineResult:
     """Aggregate space files into a model file.
 
@@ -79,12 +74,8 @@ def aggregate_files(
     spaces : Path, optional
         Where spaces are kept; by default beside `output`, in a folder of the same name that ends
         in ``.spaces``. The spaces of a run are in ``checkpoint_dir/spaces``.
-    classes : int, optional
-        Classes of the task. Cones have it; balls and ellipsoids are flat and do not.
     keys : pair of str
         Names of weight and bias in the output, such as those of a torch state dict.
-    on_empty : {"least", "fail"}
-        If no model is good enough for all: the one that violates least, or an error.
 
     Examples
     --------
@@ -102,18 +93,18 @@ def aggregate_files(
     >>> result.nodes, result.aggregate.intersection.status
     (('north', 'south'), 'feasible')
     """
-    _check_arguments(files, output, keys, remove)
+    if not files and not remove:
+        raise OfflineError("name at least one space file, or a node to remove")
+    if output.resolve() in [path.resolve() for path in files]:
+        raise OfflineError(f"{output} is one of the space files; name another one to write")
     kept = output.with_suffix(".spaces") if spaces is None else spaces
     with hold_folder(kept):
         folder, goes_on = SpaceFolder(kept), add or bool(remove)
         held: dict[str, Space] = folder.load() if goes_on else {}
-        before = load_arrays(output, keys) if goes_on and output.exists() else {}
+        before = _arrays(output) if goes_on and output.exists() else {}
         if unknown := [node for node in remove if node not in held]:
             raise OfflineError(f"no space of {unknown} is kept in {kept}: it has {sorted(held)}")
-        for node in set(remove):
-            del held[node]
-        if remove and not held and not files:
-            raise OfflineError("no node would be left: delete the model and its spaces instead")
+        held = {node: space for node, space in held.items() if node not in remove}
         rejected: list[Failure] = []
         for path in files:
             node = path.name.removesuffix(SUFFIX).removesuffix(".safetensors")
@@ -124,79 +115,38 @@ def aggregate_files(
             except (SpaceError, OSError) as error:
                 rejected.append(Failure(node, str(error)))
         if not held:
-            reasons = "".join(f"\n  {failure}" for failure in rejected)
-            raise OfflineError(f"none of {len(files)} files holds a usable space{reasons}")
+            raise OfflineError("no usable space is left" + "".join(f"\n  {x}" for x in rejected))
         held = {node: held[node] for node in sorted(held, key=file_stem)}
-        found = aggregate_spaces(
-            list(held.values()),
-            on_empty=on_empty,
-            # Without those who leave, the model is to be what it were from scratch, to the bit.
-            start=flatten_linear(*(before[key] for key in keys)) if before and not remove else None,
-        )
-        layer = _as_layer(found.point, next(iter(held.values())), classes)
+        first = next(iter(held.values()))
+        if not isinstance(first, ClassMomentCone):
+            raise OfflineError(f"{kept} has a {first.kind}; cones alone are aggregated by files")
+        found = aggregate_spaces(list(held.values()))
+        layer = unflatten_linear(found.point, first.num_classes, first.num_features)
+        arrays = {key: x.astype(np.float32) for key, x in zip(keys, layer, strict=True)}
         folder.save(held)
         with replacing(output) as temporary:
-            save_file({**before, **dict(zip(keys, layer, strict=True))}, temporary)
+            save_file({**before, **arrays}, temporary)
         # Last: a disk that fails before has cost nothing.
         folder.clear(but=held)
         return OfflineResult(found, tuple(held), tuple(rejected))
 
 
-def _check_arguments(
-    files: Sequence[Path], output: Path, keys: tuple[str, str], remove: Sequence[str]
-) -> None:
-    if not output.name or output.is_dir():
-        raise OfflineError(f"{output} is a folder; name the file to write")
-    if not files and not remove:
-        raise OfflineError("name at least one space file, or a node to remove")
-    if output.resolve() in [path.resolve() for path in files]:
-        raise OfflineError(f"{output} is one of the space files; name another one to write")
-    if keys[0] == keys[1]:
-        raise OfflineError(f"weight and bias need different names, got '{keys[0]}' for both")
-
-
 def _check_like(space: Space, first: Space | None) -> None:
-    """Refuse a space that the others cannot be intersected with."""
-    if first is None:
-        return
-    if isinstance(space, ClassMomentCone) != isinstance(first, ClassMomentCone):
-        raise SpaceError("kind", f"{first.kind}, as the others", space.kind)
+    """Refuse a space that is no cone, or that the others cannot be intersected with."""
+    if not isinstance(space, ClassMomentCone):
+        raise SpaceError("kind", "cone", space.kind)
     # As many weights may be three classes of nine features or two of fourteen.
-    for name in ("dimension", "num_classes"):
-        mine, theirs = (getattr(each, name, None) for each in (space, first))
+    for name in ("dimension", "num_classes") if first else ():
+        mine, theirs = getattr(space, name), getattr(first, name)
         if mine != theirs:
             raise SpaceError(name, f"{theirs}, as the others", mine)
 
 
-def _as_layer(
-    point: NDArray[np.float64], like: Space, classes: int | None
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    if isinstance(like, ClassMomentCone):
-        classes = like.num_classes
-    if classes is None:
-        raise OfflineError(f"a {like.kind} is flat: say how many classes the task has")
-    if classes < 1:
-        raise OfflineError(f"a task has at least 1 class, got {classes}")
-    features, rest = divmod(point.size, classes)
-    if rest or features < 2:
-        raise OfflineError(f"{point.size} weights do not make a layer of {classes} classes")
-    weight, bias = unflatten_linear(point, classes, features - 1)
-    return weight.astype(np.float32), bias.astype(np.float32)
-
-
-def load_arrays(path: Path, keys: tuple[str, str]) -> dict[str, NDArray]:
-    """Return the arrays of a model file with a linear layer of finite weights by these names."""
+def _arrays(path: Path) -> dict[str, Any]:
     try:
-        arrays = load_file(path)
+        return load_file(path)
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise OfflineError(f"{path} cannot be read ({error}); remove it") from error
-    if not set(keys) <= arrays.keys():
-        raise OfflineError(f"{path} has no {list(keys)}; it has {sorted(arrays)}")
-    weight, bias = (arrays[key] for key in keys)
-    finite = np.isfinite(weight).all() and np.isfinite(bias).all()
-    if weight.ndim != 2 or bias.shape != (len(weight),) or not finite:
-        raise OfflineError(f"{path} holds no linear layer of finite weights; remove it")
-    return arrays
 
 
 # --- gems-flwr aggregate ----------------------------------------------------------------------
@@ -211,9 +161,7 @@ Each file is called as its node. A space that comes later, and a node that leave
 The same for the output layer of a run of Gems with checkpoint_dir=runs/wards:
 
     gems-flwr aggregate --spaces runs/wards/spaces --remove north \\
-        -o model.safetensors --keys fc.weight fc.bias
-
-Status: 0 if it was written, 2 for bad input, 3 if --on-empty fail finds no model."""
+        -o model.safetensors --keys fc.weight fc.bias"""
 
 
 def add_aggregate(commands: Any) -> None:
@@ -237,14 +185,9 @@ def add_aggregate(commands: Any) -> None:
         "--spaces", type=Path, metavar="FOLDER",
         help="where spaces are kept, such as checkpoint_dir/spaces of a run; beside the output",
     )  # fmt: skip
-    add("--classes", type=int, help="classes of the task (balls, ellipsoids)")
     add(
         "--keys", nargs=2, default=("weight", "bias"), metavar=("WEIGHT", "BIAS"),
         help="names of the layer in the model file; weight bias",
-    )  # fmt: skip
-    add(
-        "--on-empty", choices=["least", "fail"], default="least",
-        help="if no model is good enough for all: the one that violates least, or status 3",
     )  # fmt: skip
     aggregate.set_defaults(run=_aggregate)
 
@@ -257,8 +200,6 @@ def _aggregate(options: argparse.Namespace) -> int:
         print(f"left out: {failure}", file=sys.stderr)
     verdict = _VERDICTS[found.status]
     print(f"{options.output}: {len(result.nodes)} nodes, {verdict} ({found.seconds:.2f} s)")
-    if found.is_average:
-        print("it is the plain average of the nodes' models")
     for node, margin in zip(result.nodes, found.margins, strict=True):
         print(f"  {node}: margin {margin:+.4g}")
     return 0

@@ -21,8 +21,7 @@ from typing import Any
 from gems_flwr.errors import FlowerCliError
 
 COMPLETED = "finished:completed"
-_FINISHED = "finished"
-_END_SECONDS = 20.0  # how long a run may take to be called finished once its log has ended
+_LOOKS = 20
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class FlowerCli:
     def submit(self, app: str | Path, *options: str) -> int:
         """Submit an app with further options of ``flwr run``; return the run's id."""
         answer = self._json("run", str(app), *self._where, *options)
-        if not answer.get("success", True) or "run-id" not in answer:
+        if "run-id" not in answer:
             reason = " ".join(str(answer.get("error-message", answer)).split())
             raise FlowerCliError(f"flwr run {app}: {reason}")
         return int(answer["run-id"])
@@ -58,13 +57,13 @@ class FlowerCli:
         """Wait up to `seconds` for the end of a run and return its last status."""
         # A process of Flower's command line that waits costs less than one per look.
         with contextlib.suppress(subprocess.TimeoutExpired):
-            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-            self.follow(run_id, timeout=seconds, **quiet)
-        deadline = time.monotonic() + _END_SECONDS
-        while not (status := self.status(run_id)).startswith(_FINISHED):
-            if time.monotonic() > deadline:
-                raise FlowerCliError(f"run {run_id} is still {status} after {seconds} s")
-        return status
+            self.follow(run_id, timeout=seconds, capture_output=True)
+        # Some time may pass between the end of its log and that of the run.
+        for _ in range(_LOOKS):
+            if (status := self.status(run_id)).startswith("finished"):
+                return status
+            time.sleep(1)
+        raise FlowerCliError(f"run {run_id} is still {status} after {seconds} s")
 
     def log(self, run_id: int) -> str:
         """Return what a run's ServerApp has logged so far."""

@@ -11,7 +11,6 @@ text that a node wrote.
 from __future__ import annotations
 
 import importlib
-import os
 import re
 import secrets
 import time
@@ -19,30 +18,24 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from gems_flwr.core import Callback, RoundRecord, RunResult, Traffic
 from gems_flwr.core.log import log_warning, short
-from gems_flwr.errors import NotInstalledError, OptionError
+from gems_flwr.errors import NotInstalledError
 
 Plain = str | int | float | bool
 # MLflow accepts 250 characters; a node cannot fill a tracker with names of metrics.
 _MOST_CHARACTERS, _MOST_METRICS = 200, 200
-# Names below which a metric of a node or of the app must not stand by itself.
-_GROUPS = ("round", "total", "evaluate", "train")
-# Texts among a strategy's details that describe the whole run, and no node.
-_TEXTS = ("status", "space", "method", "head", "sampling")
 
 
 def round_numbers(record: RoundRecord, total: Traffic) -> dict[str, float]:
     """Return what a tracker receives of a round; `total` is the traffic up to its end."""
     numbers = {}
-    for group in ("server", "evaluate", "train"):
+    for prefix, group in (("", "server"), ("evaluate/", "evaluate"), ("train/", "train")):
         metrics = _numbers(getattr(record, f"{group}_metrics"))
         for name, value in sorted(metrics.items())[:_MOST_METRICS]:
-            tidy = tidy_name(name)
-            own = group == "server" and tidy.split("/")[0] not in _GROUPS
-            numbers[tidy if own else tidy_name(f"{group}/{tidy}")] = value
+            numbers[tidy_name(f"{prefix}{name}")] = value
     if not record.round:
         return numbers
     return {
@@ -67,9 +60,10 @@ def result_values(result: RunResult) -> dict[str, Plain]:
         "bytes_down": result.traffic.bytes_down,
         "failures": len(result.failures),
     }
-    for name, value in result.details.items():
-        if isinstance(value, bool | int | float) or (isinstance(value, str) and name in _TEXTS):
-            values.setdefault(tidy_name(name), value)
+    # Of the texts, the others may name nodes.
+    values |= {tidy_name(name): value for name, value in _numbers(result.details).items()}
+    if status := result.details.get("status"):
+        values["status"] = status
     if scores := list(_numbers(result.details.get("node_scores") or {}).values()):
         values["node_scores/mean"] = sum(scores) / len(scores)
         values["node_scores/lowest"] = min(scores)
@@ -88,17 +82,17 @@ def flat_values(options: Mapping[str, object], prefix: str = "") -> dict[str, Pl
     return values
 
 
-def setting_values(settings: Mapping[str, object], prefix: str = "") -> dict[str, Plain]:
+def setting_values(settings: Mapping[str, object]) -> dict[str, Plain]:
     """Return a strategy's numbers, words and groups of such: other entries are nodes or data."""
     values: dict[str, Plain] = {}
     for name, value in settings.items():
-        if name == "checkpoint_dir" or name.startswith("_"):
+        if name.rpartition(".")[2].startswith("_"):
             continue
-        if isinstance(value, str | bool | int | float):
-            values[f"{prefix}{name}"] = value
-        elif is_dataclass(value) and not isinstance(value, type):
-            values[f"{prefix}{name}"] = type(value).__name__
-            values |= setting_values(vars(value), f"{prefix}{name}.")
+        if is_dataclass(value) and not isinstance(value, type):
+            inner = {f"{name}.{key}": each for key, each in vars(value).items()}
+            values |= {name: type(value).__name__, **setting_values(inner)}
+        elif isinstance(value, str | bool | int | float) and name != "checkpoint_dir":
+            values[name] = value
     return values
 
 
@@ -133,7 +127,9 @@ class Tracker(Callback, ABC):
     _settings: Mapping[str, object] = {}
     _history: Sequence[RoundRecord] = ()
 
-    def __init__(self, name: str | None, config: Mapping[str, object] | None) -> None:
+    def __init__(
+        self, *, name: str | None = None, config: Mapping[str, object] | None = None
+    ) -> None:
         self.name, self.config = name, config or {}
         # Where trouble is reported; `gems-flwr run` puts its console here.
         self.say: Callable[[str], None] = lambda text: log_warning("tracking", reason=text)
@@ -161,7 +157,8 @@ class Tracker(Callback, ABC):
         name = self.name or (Path(str(folder)).resolve().name if folder else strategy)
         parameters = {"strategy": strategy, "num_rounds": num_rounds, **flat_values(self.config)}
         # What the strategy really has, whatever a config says.
-        parameters |= setting_values(self._settings, "strategy.")
+        own = {f"strategy.{name}": value for name, value in setting_values(self._settings).items()}
+        parameters |= own
         self._is_on = True
         self._try(lambda: self.open_run(name, parameters))
         for record in self._history:
@@ -198,10 +195,7 @@ class Tracker(Callback, ABC):
         try:
             return importlib.import_module(module)
         except ImportError as error:
-            raise NotInstalledError(
-                f"pip install 'gems-flwr[{self.kind}]' (in a checkout '.[{self.kind}]'): this "
-                f"tracker needs {module.partition('.')[0]}, which cannot be imported ({error})"
-            ) from error
+            raise NotInstalledError(f"pip install 'gems-flwr[{self.kind}]': {error}") from error
 
 
 class TensorBoard(Tracker):
@@ -223,14 +217,8 @@ class TensorBoard(Tracker):
 
     kind = "tensorboard"
 
-    def __init__(
-        self,
-        log_dir: str | Path = "runs",
-        *,
-        name: str | None = None,
-        config: Mapping[str, object] | None = None,
-    ) -> None:
-        super().__init__(name, config)
+    def __init__(self, log_dir: str | Path = "runs", **options: Any) -> None:
+        super().__init__(**options)
         self.log_dir, self._module = Path(log_dir), self._needed("torch.utils.tensorboard")
 
     def open_run(self, name: str, parameters: Mapping[str, Plain]) -> None:
@@ -280,14 +268,9 @@ class MLflow(Tracker):
     _most = 500  # characters of a value
 
     def __init__(
-        self,
-        experiment: str = "gems-flwr",
-        *,
-        uri: str | None = None,
-        name: str | None = None,
-        config: Mapping[str, object] | None = None,
+        self, experiment: str = "gems-flwr", *, uri: str | None = None, **options: Any
     ) -> None:
-        super().__init__(name, config)
+        super().__init__(**options)
         self.experiment, self.uri = experiment, uri
         self._tracking = self._needed("mlflow.tracking")
         self._entities = self._needed("mlflow.entities")
@@ -323,19 +306,16 @@ class MLflow(Tracker):
 
 
 class WandB(Tracker):
-    """Track a run with Weights & Biases; needs the extra ``wandb``.
+    """Track a run with Weights & Biases; needs the extra ``wandb`` and an account.
 
     By itself W&B also sends the console, the machine's name and load, installed packages, the
-    command and the state of a git repository. None of that is sent from here.
+    command and the state of a git repository. None of that is sent from here. W&B's own variables
+    say where and how, such as ``WANDB_MODE=offline`` and ``WANDB_DIR``.
 
     Parameters
     ----------
     project : str, default "gems-flwr"
         The project of the run.
-    mode : {"online", "offline", "disabled"}, optional
-        By default the value of ``WANDB_MODE``, else online.
-    folder : path, optional
-        Where W&B makes its folder ``wandb``; by default the value of ``WANDB_DIR``, else here.
     name, config
         See `Tracker`.
 
@@ -343,7 +323,7 @@ class WandB(Tracker):
     --------
     >>> from gems_flwr import Gems
     >>> from gems_flwr.tools import WandB
-    >>> strategy = Gems(callbacks=[WandB(project="wards", mode="offline")])
+    >>> strategy = Gems(callbacks=[WandB(project="wards")])
     """
 
     kind = "wandb"
@@ -353,27 +333,9 @@ class WandB(Tracker):
         *("x_disable_machine_info", "x_disable_meta", "x_disable_stats"),
     )
 
-    def __init__(
-        self,
-        project: str = "gems-flwr",
-        *,
-        mode: Literal["online", "offline", "disabled"] | None = None,
-        folder: str | Path | None = None,
-        name: str | None = None,
-        config: Mapping[str, object] | None = None,
-    ) -> None:
-        super().__init__(name, config)
-        self._library = self._needed("wandb")
-        self.project, self.folder = project, folder
-        self.mode = mode or os.environ.get("WANDB_MODE") or "online"
-        # At a terminal W&B would ask for an account, in the middle of the run.
-        if self.mode not in ("offline", "disabled", "dryrun") and not self._library.login(
-            prompt=False, verify=False
-        ):
-            raise OptionError(
-                "Weights & Biases has no account here: run `wandb login`, set WANDB_API_KEY, or "
-                "keep the run on this machine with mode=offline"
-            )
+    def __init__(self, project: str = "gems-flwr", **options: Any) -> None:
+        super().__init__(**options)
+        self.project, self._library = project, self._needed("wandb")
 
     def open_run(self, name: str, parameters: Mapping[str, Plain]) -> None:
         """Start a run."""
@@ -383,8 +345,6 @@ class WandB(Tracker):
             name=name,
             # Otherwise W&B would draw one from Python's global generator.
             id=secrets.token_hex(4),
-            mode=self.mode,
-            dir=None if self.folder is None else str(self.folder),
             config=dict(parameters),
             # A run that the app itself may have started is left alone.
             reinit="create_new",

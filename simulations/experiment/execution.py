@@ -156,19 +156,18 @@ def run_server(
         summary = summarise(config, result, experiment.dataset.target, seconds=seconds)
         model = to_numpy(result.arrays)
         write_atomically(folder / "model.safetensors", save(model))
-        names = config.names
+        names, how = config.names, ""
+        if simulated:
+            how = f", divided by {config.names['partition']} among nodes of a simulation"
         write_model_card(
             result,
             folder / CARD,
             strategy=strategy,
             title=config.run_name(),
-            data=f"{names['dataset']}, divided by {names['partition']}"
-            if simulated
-            else names["dataset"],
+            data=f"{names['dataset']}{how}",
             # Real nodes report what they want to.
-            examples={n["name"]: n["train"] for n in counts["nodes"]} if simulated else None,
+            examples=sum(sum(n["train"]) for n in counts["nodes"]) if simulated else None,
             command=command,
-            simulated=simulated,
         )
         write_atomically(folder / RESULT, json.dumps(summary, indent=2).encode())
         # Everything in it stands in the other files now.

@@ -346,7 +346,6 @@ class Experiment:
             "device": lambda: self.config.backend.device,
             "buffers": self._buffers,
             "tune": lambda: self._public_sample(chosen),
-            "score": lambda: self._public_score(int(chosen.get("choose") or 0)),
         }
         options: dict[str, Any] = {
             key: value
@@ -390,17 +389,6 @@ class Experiment:
         inputs, labels = self.tensors(public)
         rate = float(chosen.get("tune_rate", 1e-3))
         return Tune(inputs.numpy(), labels.numpy(), count, rate, self.build_model)
-
-    def _public_score(self, count: int) -> Callable[[Arrays], float] | None:
-        """Return how good a model is on the first public samples; None where there are none."""
-        public = self.dataset.public.take(np.arange(min(count, len(self.dataset.public))))
-
-        def score(arrays: Arrays) -> float:
-            model = resize_model(self.build_model(), arrays)
-            predicted = self.predict(model, public)
-            return self.dataset.target.score(predicted, public.labels)["accuracy"]
-
-        return score if len(public) else None
 
     def _mcmahans_shares(self) -> dict[str, Any]:
         """Return options by which FedAvg chooses as McMahan et al. do: C = 0 is one node.

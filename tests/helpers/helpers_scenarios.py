@@ -248,7 +248,6 @@ SCENARIOS = {
     "OneShotAverage, tuned": net(OneShotAverage, tune=TUNED),
     "MergedModels, regmean": Merged(method="regmean"),
     "MergedModels, fisher": Merged(method="fisher"),
-    "MergedModels, FedFisher": Merged(method="fedfisher_kfac", steps=20),
     "LocalModels, tuned": net(LocalModels, tune=TUNED),
     "Ensemble": net(Ensemble),
     "PeriodicAveraging": plain(PeriodicAveraging, weighted=True),

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -94,17 +93,14 @@ def test_on_a_lift_every_strategy_sends_the_output_layer_alone(tmp_path, strateg
     assert all(np.isfinite(array).all() for array in arrays.values())
 
 
-@pytest.mark.parametrize("method", ["regmean", "fisher", "fedfisher_kfac"])
+@pytest.mark.parametrize("method", ["regmean", "fisher"])
 def test_every_way_of_merging_takes_convolutions(tmp_path, method):
-    choose = [] if method == "fisher" else ["strategy.choose=50", "strategy.steps=100"]
     options = ["strategy=merge", f"strategy.method={method}", "model=cnn", "nodes=2"]
-    result = finish(tmp_path, *options, "train.epochs=1", *choose)
+    result = finish(tmp_path, *options, "train.epochs=1")
     assert result["details"]["label"] == method
     merged = load_file(tmp_path / "model.safetensors")
     assert sorted(array.ndim for array in merged.values()) == [1] * 4 + [2, 2, 4, 4]
     assert all(np.isfinite(array).all() for array in merged.values())
-    if choose:
-        assert 0 <= result["details"]["public_score"] <= 1
 
 
 def test_a_run_is_refined_verified_and_says_so(tmp_path):
@@ -137,20 +133,9 @@ def test_the_card_has_the_runs_own_figures_and_no_path(tmp_path):
     assert f"`accuracy` {result['accuracy']:.4g}" in text
     assert f"{result['bytes_up']:,} bytes up" in text
     assert command in text
-    for node in json.loads((tmp_path / "partition.json").read_text())["nodes"]:
-        counts = " · ".join(map(str, node["train"]))
-        assert f"| `{node['name']}` | {sum(node['train'])} | {counts} |" in text
-    assert str(tmp_path) not in text
-
-
-def test_a_card_of_secure_sums_has_totals_alone(tmp_path):
-    finish(tmp_path, "strategy=fedavg", "nodes=3", "rounds=1", "secure=sum", "partition=quantity")
-    text = (tmp_path / "model_card.md").read_text()
     nodes = json.loads((tmp_path / "partition.json").read_text())["nodes"]
-    sizes = [sum(node["train"]) for node in nodes]
-    assert f"3 nodes, {sum(sizes):,} examples" in text
-    assert len(set(sizes)) > 1
-    assert not any(re.search(rf"\| {size} \|", text) for size in sizes)
+    assert f"{sum(sum(node['train']) for node in nodes):,} training examples" in text
+    assert str(tmp_path) not in text
 
 
 def test_noise_from_a_known_seed_is_not_sold_as_privacy(tmp_path):

@@ -51,7 +51,7 @@ def test_the_default_on_the_same_data_passes(capsys):
     assert main(words) == 0
     out = capsys.readouterr().out
     assert "Nothing alarming." in out
-    assert "makes these very bytes of the data" in out
+    assert "rank auto of the data makes these very bytes" in out
 
 
 def test_a_ball_is_described_and_not_attacked(capsys):
@@ -65,7 +65,7 @@ def test_a_ball_is_described_and_not_attacked(capsys):
         (["none.safetensors"], "none.safetensors"),
         (["gone.safetensors"], "gone.safetensors"),
         (["auto.safetensors", "--data", "gone.npz"], "gone.npz"),
-        (["auto.safetensors", "--data", "none.safetensors"], "cannot be read as npz"),
+        (["auto.safetensors", "--data", "none.safetensors"], "is no npz of inputs"),
         (["auto.safetensors", "--data", "short.npz"], "class 2 of the data: expected 90 samples"),
         (["full.safetensors", "--data", "other.npz"], "class 0 of the data: expected samples with"),
         (["auto.safetensors", "--held-out", "held.npz"], "--held-out needs --data"),
@@ -73,7 +73,6 @@ def test_a_ball_is_described_and_not_attacked(capsys):
             ["auto.safetensors", "--data", "data.npz", "--held-out", "wide.npz"],
             "expected 120 features, as in the file, got 4",
         ),
-        (["auto.safetensors", "--seed", "-1"], "at least 0"),
     ],
 )
 def test_wrong_input_ends_with_a_line_that_says_what_is_wrong(words, message, capsys):
@@ -96,13 +95,13 @@ def test_images_are_rows_and_classes_may_be_written_as_floats():
 
 WRONG = {
     "x.pt": (lambda path: torch.save(1, path), "save_features"),
-    "x.npz": (lambda path: np.savez(path, inputs=INPUTS), r"labels \(n\), got \['inputs'\]"),
-    "y.npz": (lambda path: Path(path).write_text("no"), "cannot be read as npz"),
-    "z.npz": (lambda path: np.savez(path, inputs=INPUTS, labels=LABELS[:2]), "got \\(4, 3\\)"),
+    "x.npz": (lambda path: np.savez(path, inputs=INPUTS), "labels is not"),
+    "y.npz": (lambda path: Path(path).write_text("no"), "is no npz"),
+    "z.npz": (lambda path: np.savez(path, inputs=INPUTS, labels=LABELS[:2]), "4 inputs"),
     "o.npz": (lambda path: np.savez(path, inputs=np.array([None] * 4), labels=LABELS), "Object"),
     "n.npz": (lambda path: np.savez(path, inputs=INPUTS * np.nan, labels=LABELS), "finite"),
     "f.npz": (lambda path: np.savez(path, inputs=INPUTS, labels=LABELS + 0.5), "class numbers"),
-    "w.npz": (lambda path: np.savez(path, inputs=INPUTS, labels=list("abcd")), "be numbers"),
+    "w.npz": (lambda path: np.savez(path, inputs=INPUTS, labels=list("abcd")), "could not convert"),
 }
 
 
@@ -127,5 +126,3 @@ def test_features_are_what_the_output_layer_sees_and_for_their_owner_alone(tmp_p
     assert np.array_equal(read_features("g.npz").inputs, read_features("f.npz").inputs)
     assert net.training
     assert (tmp_path / "f.npz").stat().st_mode & 0o077 == 0
-    with pytest.raises(OfflineError, match=r"written as \.npz"):
-        save_features("f.csv", data, net)

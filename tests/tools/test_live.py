@@ -35,7 +35,8 @@ def record(number, nodes=5, failed=0, name="{}", why="no reply within 60 s", **m
 
 def shown(records, file=None, **options):
     file = file or io.StringIO()
-    view = LiveView("wards", console=Console(file=file, **options), every_seconds=0)
+    view = LiveView("wards", console=Console(file=file, **options))
+    view.every_seconds = 0
     view.on_start("FedAvg", 20, 0)
     for each in records:
         view.on_round_end(each)
@@ -75,7 +76,8 @@ def test_the_servers_scores_come_first_and_sums_are_not_followed():
 
 
 def watched(console, behaviours=None, rounds=3, every_seconds=0.0):
-    view = LiveView("four wards", console=console, every_seconds=every_seconds)
+    view = LiveView("four wards", console=console)
+    view.every_seconds = every_seconds
     grid = InProcessGrid(toy_app(behaviours), 4)
     return FedAvg(callbacks=[view]).start(grid, initial_arrays(), num_rounds=rounds)
 

@@ -1,7 +1,7 @@
 """What a space gives away of the samples behind it.
 
-`inspect_cone` looks at a class-moment cone as its owner does before it is sent; `report_space`
-writes a short look into a node's own log. The attacks are in `membership` and `rebuilding`.
+`inspect_cone` looks at a class-moment cone as its owner does before it is sent. The attacks are in
+`membership` and `rebuilding`.
 """
 
 # ruff: noqa: F403
@@ -14,7 +14,7 @@ from gems_flwr.faces import lazy_face
 _NAMES = {
     "command": "read_features save_features",
     "exposure": "exposures",
-    "inspection": "inspect_cone report_space",
+    "inspection": "inspect_cone",
     "membership": "attack_membership",
     "rebuilding": "nearest_distances rebuild_table rebuilt_samples sent_directions",
     "recipes": "LayerSamples Recipe class_moments releases tried_recipe",

@@ -55,15 +55,12 @@ def add_inspect(commands: Any) -> None:
     add("file", type=Path, help="a space file")
     add("--data", type=Path, help="what the space was made of")
     add("--held-out", type=Path, help="more samples of the same kind that it was not made of")
-    add("--seed", type=int, default=0, help="of all that is random; 0")
     inspect.set_defaults(run=_inspect)
 
 
 def _inspect(options: argparse.Namespace) -> int:
     if options.held_out is not None and options.data is None:
         raise OptionError("--held-out needs --data: the samples that the space was made of")
-    if options.seed < 0:
-        raise OptionError("--seed must be at least 0")
     space = load_space(options.file)
     if not isinstance(space, ClassMomentCone):
         print(f"{options.file}: a {space.kind} reveals the node's own model, as averaging does;")
@@ -78,7 +75,7 @@ def _inspect(options: argparse.Namespace) -> int:
             f"held-out data: expected {space.num_features} features, as in the file, got "
             f"{held_out.inputs.shape[1]}"
         )
-    found = inspect_cone(space, data, held_out, seed=options.seed)
+    found = inspect_cone(space, data, held_out)
     print("\n".join(_lines(options.file, space, found)))
     return GIVEN_AWAY_STATUS if found.given_away else 0
 
@@ -86,8 +83,8 @@ def _inspect(options: argparse.Namespace) -> int:
 def _lines(file: Path, cone: ClassMomentCone, found: Inspection) -> list[str]:
     lines = [f"{file}: {cone.kind}, {cone.size_bytes:,} bytes, {cone.num_features} features"]
     if found.recipe is not None:
-        how = "makes these very bytes of the data" if found.is_reproduced else "by its form"
-        lines.append(f"made by {found.recipe} ({how})")
+        how = "these very bytes" if found.is_reproduced else "its form"
+        lines.append(f"rank {found.recipe.rank} of the data makes {how}")
     if cone.privacy is not None:
         promise = "noise was promised for epsilon {:g}, delta {:g}; no file can prove it"
         lines.append(promise.format(*cone.privacy))
@@ -122,32 +119,18 @@ def read_features(path: str | Path) -> LayerSamples:
                 if entry.file_size > max(2**30, 100 * entry.compress_size):
                     raise OfflineError(f"{path}: {entry.filename} would fill the memory")
         with np.load(path) as stored:
-            arrays = {name: stored[name] for name in (INPUTS, LABELS) if name in stored}
-    except (ValueError, zipfile.BadZipFile, EOFError, AttributeError, MemoryError) as error:
-        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+            inputs, labels = stored[INPUTS], stored[LABELS].reshape(-1).astype(np.float64)
+            rows = inputs.reshape(len(inputs), -1).astype(np.float64)
+    except (ValueError, TypeError, KeyError, zipfile.BadZipFile, EOFError, AttributeError) as error:
         raise OfflineError(
-            f"{path} cannot be read as npz ({reason}); gems_flwr.tools.leaks.save_features writes "
-            "such files"
+            f"{path} is no npz of inputs (n x D) and labels (n), as "
+            f"gems_flwr.tools.leaks.save_features writes: {' '.join(str(error).split())[:200]}"
         ) from error
-    if not {INPUTS, LABELS} <= arrays.keys():
-        raise OfflineError(
-            f"{path}: save_features writes inputs (n x D) and labels (n), got {sorted(arrays)}"
-        )
-    inputs, labels = arrays[INPUTS], arrays[LABELS]
-    for name, array in ((INPUTS, inputs), (LABELS, labels)):
-        if array.dtype.kind not in "fiub":
-            raise OfflineError(f"{path}: {name} must be numbers, got {array.dtype}")
-    classes = labels.reshape(-1).astype(np.float64)
-    if inputs.ndim < 2 or len(inputs) != len(classes) or not inputs.size:
-        raise OfflineError(
-            f"{path}: expected inputs (n x D) and labels (n), got {inputs.shape} and {labels.shape}"
-        )
-    rows = inputs.reshape(len(inputs), -1).astype(np.float64)
-    if not np.isfinite(rows).all():
-        raise OfflineError(f"{path}: inputs must be finite, got NaN or inf")
-    if not np.array_equal(classes, np.rint(classes)):
-        raise OfflineError(f"{path}: labels must be class numbers 0, 1, …, got {classes[:3]}")
-    return LayerSamples(rows, classes.astype(np.int64))
+    if len(rows) != len(labels):
+        raise OfflineError(f"{path}: {len(rows)} inputs and {len(labels)} labels")
+    if not np.isfinite(rows).all() or not np.array_equal(labels, np.rint(labels)):
+        raise OfflineError(f"{path}: inputs must be finite, and labels class numbers 0, 1, …")
+    return LayerSamples(rows, labels.astype(np.int64))
 
 
 def save_features(
@@ -158,7 +141,7 @@ def save_features(
     Parameters
     ----------
     path : path
-        A file that ends in ``.npz``; for its owner alone.
+        An ``.npz`` file; for its owner alone.
     data : pair of arrays, or iterable of batches
         As in `good_enough_mod`: the data that the space was built on, or held-out data.
     model : torch.nn.Module
@@ -184,14 +167,11 @@ def save_features(
     """
     from gems_flwr.networks import LayerReader, is_read_once
 
-    path = Path(path)
-    if path.suffix != ".npz":
-        raise OfflineError(f"{path}: features are written as .npz")
     data = list(data) if is_read_once(data) else data
     arrays = {name: value.detach().cpu().numpy() for name, value in model.state_dict().items()}
     reader = LayerReader(arrays, copy.deepcopy(model), layer, call="save_features(path, data, Net)")
     samples = reader.read(data, reader.output_layer(data))
     inputs, labels = (each.detach().cpu().numpy() for each in (samples.inputs, samples.labels))
-    with replacing(path, private=True) as temporary, temporary.open("wb") as file:
+    with replacing(Path(path), private=True) as temporary, temporary.open("wb") as file:
         np.savez(file, inputs=inputs, labels=labels)
     return len(samples)

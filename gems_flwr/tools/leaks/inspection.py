@@ -17,13 +17,11 @@ Where there are many classes, the attacks are tried on those that show most by t
 from __future__ import annotations
 
 import dataclasses
-import logging
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from gems_flwr.errors import describe_fault
 from gems_flwr.spaces.cone import ClassMomentCone
 from gems_flwr.tools.leaks.exposure import Exposure, exposures
 from gems_flwr.tools.leaks.membership import Membership, attack_membership
@@ -47,8 +45,6 @@ LEVELS: tuple[Level, ...] = ("fine", "exposed", "given away")
 # than any attacker that was tried, from more than the automatic rule can come to.
 GIVEN_AWAY, EXPOSED, EXPOSED_BY_FORMULA = 0.9, 0.75, 0.81
 MOST_CLASSES = 12  # classes on which attacks are tried by default
-
-logger = logging.getLogger("flwr.gems.node")
 
 
 def share_text(value: float) -> str:
@@ -133,11 +129,6 @@ class Inspection:
         """Classes that should not be sent so."""
         return tuple(each for each in self.classes if each.level == "given away")
 
-    @property
-    def worst(self) -> ClassFinding:
-        """The class that shows most."""
-        return max(self.classes, key=_shown)
-
 
 def _shown(finding: ClassFinding) -> tuple[int, float, float, int]:
     by_formula = finding.exposure.mean_auc
@@ -169,27 +160,6 @@ def inspect_cone(
         if each.label in chosen:
             found[place] = _attacked(each, cone, recipe, data, others, seed)
     return Inspection(tuple(found), recipe, is_same)
-
-
-def report_space(space: Any, node: str) -> None:
-    """Write into a node's own log what a space shows by itself.
-
-    A report never fails a reply; if it cannot be made, the log says why.
-    """
-    try:
-        start = f"leaks: node {node} answers with a {getattr(space, 'kind', 'space')}"
-        if not isinstance(space, ClassMomentCone):
-            logger.info("%s: what its model gives away is not examined", start)
-            return
-        found = inspect_cone(space)
-        for finding in found.given_away:
-            logger.warning("leaks: node %s, %s", node, finding.verdict)
-        text = f"{len(found.given_away)} of {len(found.classes)} classes given away"
-        if not found.given_away:
-            text += f"; most is shown of {found.worst.verdict}"
-        logger.info("%s: %s", start, text)
-    except Exception as error:
-        logger.warning("leaks: no report on node %s: %s", node, describe_fault(error))
 
 
 def _attacked(

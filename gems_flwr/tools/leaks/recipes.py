@@ -75,19 +75,6 @@ class Recipe:
     private: PrivateRelease | None = None
     mean_rule: MeanRule = dataclasses.field(default_factory=MeanRule)
 
-    def __str__(self) -> str:
-        """Return how a server asks for it."""
-        if self.kind == "means":
-            return f"Means(groups={self.pieces})" if self.pieces > 1 else "Means()"
-        options = [] if self.private else [f"rank={self.rank!r}"]
-        if self.private is not None:
-            options.append(f"dp_epsilon={self.private.epsilon:g}")
-        if self.pieces > 1:
-            options.append(f"clusters={self.pieces}")
-        if not self.int8 and self.rank != "full" and not self.private:
-            options.append("int8=False")
-        return f"Cone({', '.join(options)})"
-
     def build(self, data: LayerSamples, num_classes: int, seed: int = 0) -> ClassMomentCone:
         """Return the space that it makes, or raise a SpaceError if nothing would be sent."""
         table, classes = torch.from_numpy(data.inputs).float(), torch.from_numpy(data.labels)
