@@ -38,9 +38,8 @@ from gems_flwr.core.flower import (
     make_message,
     message_from_proto,
     message_to_proto,
-    records_from_bytes,
-    records_to_bytes,
 )
+from gems_flwr.core.records import records_from_bytes, records_to_bytes
 from gems_flwr.core.run import generator
 from gems_flwr.errors import describe_fault
 

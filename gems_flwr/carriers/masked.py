@@ -516,7 +516,10 @@ class MaskedSums(PlainSums):
         roster, gone = session.roster, {node: dict[int, bytes]() for node in signed}
         while True:
             left = session.with_members(signed)
-            self._refuse_few(left, left.members, at_least, "gave their numbers")
+            # Of those left some may have too few others left to be opened with.
+            all_left = len(left.members) == len(signed)
+            gave = "gave" if all_left else f"can open it with those left, {len(signed)} gave"
+            self._refuse_few(left, left.members, at_least, f"{gave} their numbers")
             if left.members == session.members:
                 return session, signed, gone
             off, asked = {*session.members} - {*left.members}, {}

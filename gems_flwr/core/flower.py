@@ -3,14 +3,14 @@
 Public is what ``__all__`` of `flwr.app`, `flwr.clientapp`, `flwr.clientapp.mod`, `flwr.serverapp`,
 `flwr.serverapp.strategy` and `flwr.simulation` lists; all else is imported here alone (a test
 checks it), with what it is needed for and what to do when it goes. ``make test-flower`` tries every
-version that the project admits. `gems_flwr.core.records` knows how records keep their entries.
+version that the project admits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message
 
 # The in-process grid makes a message of a copied head and content, so that the bytes of arrays need
 # not be copied. When it goes: serialise whole messages in `copy_message` (`carriers.in_process`).
@@ -36,9 +36,10 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
-# What `Grid.set_run` takes and `Grid.run` returns. When it goes: see what `Grid` asks for then.
 # The lines at the beginning of a run that a Flower user knows. When it goes: leave them out.
 from flwr.serverapp.strategy.strategy_utils import log_strategy_start_info
+
+# What `Grid.set_run` takes and `Grid.run` returns. When it goes: see what `Grid` asks for then.
 from flwr.supercore.run import Run
 
 # What `Message.__init__` asks for outside of Flower's own processes. When it goes: see there.
@@ -60,16 +61,6 @@ LOST: tuple[int, ...] = (
 )
 
 
-def records_to_bytes(content: RecordDict) -> bytes:
-    """Return records as Flower puts them on the wire."""
-    return bytes(recorddict_to_proto(content).SerializeToString())
-
-
-def records_from_bytes(data: bytes) -> RecordDict:
-    """Return the records that `records_to_bytes` wrote."""
-    return recorddict_from_proto(ProtoRecordDict.FromString(data))
-
-
 __all__ = [
     "HANDLER_RAISED",
     "LOST",
@@ -79,12 +70,13 @@ __all__ = [
     "Mod",
     "NodeInfo",
     "ProtoMessage",
+    "ProtoRecordDict",
     "Run",
     "TaskIdentity",
     "log_strategy_start_info",
     "make_message",
     "message_from_proto",
     "message_to_proto",
-    "records_from_bytes",
-    "records_to_bytes",
+    "recorddict_from_proto",
+    "recorddict_to_proto",
 ]  # fmt: skip

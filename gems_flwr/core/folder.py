@@ -18,6 +18,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -41,8 +42,8 @@ from gems_flwr.core.disk import (
     verify_checksum,
     write_atomically,
 )
-from gems_flwr.core.flower import records_from_bytes, records_to_bytes
 from gems_flwr.core.log import log_warning
+from gems_flwr.core.records import records_from_bytes, records_to_bytes
 from gems_flwr.core.run import RoundRecord, ServerState
 from gems_flwr.errors import CheckpointError, DiskError
 from gems_flwr.typing import Arrays
@@ -50,6 +51,8 @@ from gems_flwr.typing import Arrays
 FORMAT = "gems-flwr-1"
 _FILE, _INBOX, _HISTORY = "checkpoint.safetensors", "inbox", "rounds.jsonl"
 _DIGEST_BYTES = 16
+# How the file of a node's reply ends that goes by ``#`` and its id; see `gems_flwr.core.nodes`.
+_UNNAMED = re.compile(r"-%23\d+-[0-9a-f]{8}\.reply$")
 # What reading a damaged file may raise.
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
@@ -161,6 +164,10 @@ class CheckpointFolder:
     def has_replies(self) -> bool:
         """Whether an interrupted round left replies behind."""
         return any((self.folder / _INBOX).glob("*"))
+
+    def has_named_replies(self) -> bool:
+        """Whether any of them is of a node that went by a name, and not by its id alone."""
+        return any(not _UNNAMED.search(path.name) for path in (self.folder / _INBOX).glob("*"))
 
     def _reply_path(self, exchange: str, node: str) -> Path:
         # Names come from nodes: quoted they cannot leave the folder, cut they fit a file name,

@@ -42,7 +42,13 @@ from gems_flwr.bounds import (
     MAX_VALUE,
     MIN_EXAMPLES,
 )
-from gems_flwr.core.flower import LOST, SUPERLINK_NODE_ID
+from gems_flwr.core.flower import (
+    LOST,
+    SUPERLINK_NODE_ID,
+    ProtoRecordDict,
+    recorddict_from_proto,
+    recorddict_to_proto,
+)
 from gems_flwr.errors import BadReplyError, shown
 from gems_flwr.typing import Arrays, Metrics
 
@@ -57,6 +63,16 @@ RecordKind = TypeVar("RecordKind", ArrayRecord, ConfigRecord, MetricRecord)
 def records_of(content: RecordDict, kind: type[RecordKind]) -> dict[str, RecordKind]:
     """Return the records of one kind by their keys; the dict is not written back."""
     return {key: record for key, record in content.items() if isinstance(record, kind)}
+
+
+def records_to_bytes(content: RecordDict) -> bytes:
+    """Return records as Flower puts them on the wire."""
+    return bytes(recorddict_to_proto(content).SerializeToString())
+
+
+def records_from_bytes(data: bytes) -> RecordDict:
+    """Return the records that `records_to_bytes` wrote."""
+    return recorddict_from_proto(ProtoRecordDict.FromString(data))
 
 
 # --- arrays ---------------------------------------------------------------------------------

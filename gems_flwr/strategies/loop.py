@@ -579,7 +579,7 @@ class RoundLoop(Strategy):
         self._nodes.meet(grid, nodes)
         # Names are needed beforehand to tell nodes apart, and to recognise replies that were
         # kept. Otherwise they come with the replies, and one-round methods stay at one round.
-        named = round_log and round_log.files.has_replies()
+        named = round_log and round_log.files.has_named_replies()
         if self.needs_names() or named:
             unable = self._nodes.ask_names(grid, nodes, round.timeout)
             if self.needs_names() and unable and len(nodes) - len(unable) < self.min_nodes:

@@ -33,8 +33,12 @@ from rich.console import Console
 from gems_flwr import FedAvg, InProcessGrid, SecureSum, good_enough_mod
 from gems_flwr.averaging import draw_assignment, optimal_probabilities
 from gems_flwr.compression import encode
-from gems_flwr.core.flower import records_from_bytes, records_to_bytes
-from gems_flwr.core.records import to_numpy, to_record
+from gems_flwr.core.records import (
+    records_from_bytes,
+    records_to_bytes,
+    to_numpy,
+    to_record,
+)
 from gems_flwr.errors import describe_fault
 from gems_flwr.secure.fixed_point import Layout, Section
 from gems_flwr.secure.session import NodeSecrets, Roster

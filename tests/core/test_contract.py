@@ -22,7 +22,7 @@ from helpers_sizes import sizes
 import gems_flwr
 from gems_flwr import NodeLimits
 from gems_flwr.core import Disclosure, registered_questions, take_question
-from gems_flwr.core.flower import records_from_bytes
+from gems_flwr.core.records import records_from_bytes
 from gems_flwr.errors import BadReplyError, OptionError, RefusedError
 
 # Asked beside `Round.exchange`: by the names of nodes, and together with a masked summand.

@@ -125,7 +125,7 @@ def test_the_command_says_in_one_line_what_is_wrong_with_the_disk(tmp_path, monk
         assert f"cannot write {model}: Read-only" in fails(capsys, *words)
     assert model.read_bytes() == before
     assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 3
-    assert "is a folder; name the file" in fails(
+    assert "a folder is in the way: move it, or choose another folder" in fails(
         capsys, "aggregate", space, "-o", tmp_path / "m.spaces"
     )
     assert str(tmp_path / "none") in fails(capsys, "inspect", tmp_path / "none")

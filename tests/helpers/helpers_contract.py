@@ -18,7 +18,7 @@ from helpers_scenarios import MASKED, NODES, SCENARIOS
 import gems_flwr.questions  # noqa: F401 - registers them
 from gems_flwr import InProcessGrid
 from gems_flwr.core import Question, Round
-from gems_flwr.core.flower import records_from_bytes, records_to_bytes
+from gems_flwr.core.records import records_from_bytes, records_to_bytes
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from helpers_fuzz import mutated
 
-from gems_flwr.core.flower import records_from_bytes, records_to_bytes
+from gems_flwr.core.records import records_from_bytes, records_to_bytes
 
 WILD = (math.nan, math.inf, -math.inf, 0.0, -1.0, -0.0, 1.0, 1e3, 1e6, 1e12, 1e20, 1e30, 3e38)
 WILD += (-1e6, -1e20, -1e30, 1e-40, 1e-20, 5e-324, 1e100, 1e308, -1e100)

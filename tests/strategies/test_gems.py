@@ -255,7 +255,7 @@ def test_a_logistic_model_with_one_output_is_a_model_of_two_classes():
     def data(context):
         return blobs([0, 1], seed=context.node_config["partition-id"])
 
-    app = ClientApp(mods=[good_enough_mod(both_parts(data))])
+    app = ClientApp(mods=[good_enough_mod(both_parts(data), limits=UNLIMITED)])
 
     @app.train()
     def train(message, context):

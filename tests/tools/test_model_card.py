@@ -122,7 +122,7 @@ def test_it_says_what_is_known_and_calls_the_rest_so(tmp_path):
 def test_where_sums_alone_were_seen_no_node_has_a_number(tmp_path):
     ended = result(details={"node_scores": {"north": 0.25, "south": 0.75}})
     open_card = card(tmp_path, ended, strategy=FedAvg())
-    assert "Node scores: north: 0.2500, south: 0.7500" in open_card
+    assert "Node scores: mean 0.5000 of 2; north: 0.2500, south: 0.7500" in open_card
     assert "Secure sums: off" in open_card
     closed = card(tmp_path, ended, strategy=FedAvg(secure=SecureSum()))
     assert "Secure sums: on" in closed
