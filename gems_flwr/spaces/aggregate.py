@@ -149,7 +149,11 @@ def intersection_details(
         "epsilon": found.epsilon,
         "tuned_on": found.tuned_on,
         "node_scores": {},
-        "radii": {n: s.radius.to_meta() for n, s in spaces.items() if hasattr(s, "radius")},
+        "radii": {
+            n: s.radius.to_meta()
+            for n, s in spaces.items()
+            if isinstance(getattr(s, "radius", None), Radius)
+        },
         "means_only": {n: classes for n, classes in small.items() if classes},
         "missing_classes": missing,
         "withheld": {n: list(c.withheld) for n, c in cones.items() if c.withheld},

@@ -134,7 +134,7 @@ def aggregate_files(
 def _check_like(space: Space, first: Space | None) -> None:
     """Refuse a space that is no cone, or that the others cannot be intersected with."""
     if not isinstance(space, ClassMomentCone):
-        raise SpaceError("kind", "cone", space.kind)
+        raise SpaceError("kind", "cone, the only kind that files are aggregated of", space.kind)
     # As many weights may be three classes of nine features or two of fourteen.
     for name in ("dimension", "num_classes") if first else ():
         mine, theirs = getattr(space, name), getattr(first, name)

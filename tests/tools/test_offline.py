@@ -133,7 +133,7 @@ def test_a_bad_file_is_named_and_the_others_are_aggregated(files, capsys):
         (("node-0.safetensors", "-o", "full.safetensors"), "a folder is in the way"),
         (("node-0.safetensors", "-o", "node-0.safetensors"), "one of the space files"),
         (("node-0.safetensors", "-o", "/proc/no/m.safetensors"), "/proc/no"),
-        (("ball-0.safetensors", *OUT), "kind: expected cone, got ball"),
+        (("ball-0.safetensors", *OUT), "the only kind that files are aggregated of, got ball"),
     ],
 )
 def test_a_mistake_is_named_and_no_file_is_changed(arguments, reason, capsys):
