@@ -75,7 +75,8 @@ class Disclosure:
     is_shared_noise: bool = False  # whether only the sum over nodes has enough noise
     masked_with: int = 0  # nodes in the secure sum that hides the answer; 0 without
     # Whether the server freely chooses what it is about (a layer, features, parts of classes), so
-    # that answers which are harmless one by one may give a sample away together.
+    # that answers which are harmless one by one may give a sample away together. Counted by
+    # `Node.allow(…, leaves=True)`.
     adaptive: bool = False
     planned: int = 0  # how many adaptive answers the server announces to ask for afterwards
 

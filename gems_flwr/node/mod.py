@@ -208,6 +208,9 @@ def _answer(
             refuse_bypass(call_next)
         node.allow(disclosure)
     content = question.answer(node)
+    if not isinstance(question, Name) and not node.has_counted:
+        # An answer that did not say which classes it is about counts for all of them.
+        node.allow(disclosure, leaves=True)
     content.update({**name, **node.beside})
     if node.handler_reply is not None:
         put_handler_metrics(content, node.handler_reply)
@@ -331,6 +334,7 @@ class Node:
         self._call_next, self._head = call_next, head
         self._readers: dict[Part, Samples] = {}
         self.handler_reply: RecordDict | None = None
+        self.has_counted = False  # whether the answer was noted as one that leaves
         # Records that go out beside the answer.
         self.beside: dict[str, ConfigRecord] = {}
 
@@ -428,6 +432,7 @@ class Node:
         if exact and not self.masked_with and self.is_steered:
             disclosure = replace(disclosure, adaptive=True)
         self.limits.allow(disclosure)
+        self.has_counted |= leaves
         chosen = disclosure.adaptive or disclosure.planned
         if chosen and not self.masked_with and self.limits.adaptive_answers:
             with self._ledger() as entries:

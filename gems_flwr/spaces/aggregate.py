@@ -149,11 +149,7 @@ def intersection_details(
         "epsilon": found.epsilon,
         "tuned_on": found.tuned_on,
         "node_scores": {},
-        "radii": {
-            n: s.radius.to_meta()
-            for n, s in spaces.items()
-            if isinstance(getattr(s, "radius", None), Radius)
-        },
+        "radii": {n: s.radius.to_meta() for n, s in spaces.items() if isinstance(s, CenteredSpace)},
         "means_only": {n: classes for n, classes in small.items() if classes},
         "missing_classes": missing,
         "withheld": {n: list(c.withheld) for n, c in cones.items() if c.withheld},

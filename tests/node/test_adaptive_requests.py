@@ -6,11 +6,13 @@ here is the attack as it was done, with the requests that a server can send.
 
 import copy
 import json
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from helpers_blobs import both_parts
 from scipy.stats import rankdata
@@ -18,6 +20,7 @@ from torch import nn
 
 from gems_flwr import Cone, Gems, InProcessGrid, Means, NodeLimits, SecureSum, good_enough_mod
 from gems_flwr.core import derive_seed
+from gems_flwr.core.question import Disclosure, Question
 from gems_flwr.core.records import to_record
 from gems_flwr.errors import RoundFailedError
 from gems_flwr.node.limits import UNLIMITED
@@ -398,3 +401,33 @@ def test_refinement_asks_for_consent_with_the_first_message(space):
     assert losses == sorted(losses, reverse=True)
     if space.offers >= {"sums"}:
         assert not start(NodeLimits(), secure=SecureSum(), min_nodes=3).failures
+
+
+@dataclass(frozen=True)
+class Median(Question[float]):
+    """What is the median of this feature? Its answer counts nothing by itself."""
+
+    kind: ClassVar[str] = "median-of-a-feature"
+    carries_model: ClassVar[bool] = False
+
+    feature: int = 0
+
+    def discloses(self, node):
+        return Disclosure("moments", adaptive=True)
+
+    def answer(self, node):
+        inputs, _ = node.options.data(node.context)[0]
+        median = float(inputs[:, self.feature].median())
+        return RecordDict({"median": MetricRecord({"value": median})})
+
+    def read(self, content):
+        return content["median"]["value"]
+
+
+def test_an_adaptive_answer_that_does_not_count_itself_is_counted():
+    victim = Victim(images(50), limits=NodeLimits(adaptive_answers=2))
+    for feature in range(4):
+        victim.ask(Median(feature), {})
+        victim.restart()
+    assert victim.answered == 2
+    assert "adaptive_answers: it is 2" in victim.refusal
