@@ -41,6 +41,8 @@ MAX_CLASSES = 10**6
 MAX_FEATURES = 10**7
 # Models that a node trains in a round.
 MAX_CAPACITY = 10**6
+# Steps of training that a learner does for one message.
+MAX_STEPS = 10_000
 # Directions that a radius is looked for in: 500 in the papers, and each is a pass over the data.
 MAX_DIRECTIONS = 100_000
 # What a class falls into at most, clusters or random groups; each has moments of its own.

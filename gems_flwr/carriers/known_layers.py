@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # exchange costs a node more than a megabyte does.
 SMALL_BYTES = 2**20
 
-_BELOW, _REFERENCE = "layers-below", "layers-below-digest"
+BELOW, _REFERENCE = "layers-below", "layers-below-digest"
 _DIGEST, _LACKS = "digest", "lacks"
 _KEPT = "gems-layers-below"
 _DIGEST_BYTES = 16
@@ -62,7 +62,7 @@ class KnownLayers(Carrier):
             message.content[ARRAYS] = head
             message.content[_REFERENCE] = ConfigRecord({_DIGEST: digest})
             if message.metadata.dst_node_id in carrying:
-                message.content[_BELOW] = record
+                message.content[BELOW] = record
             given.update(carrying)
             return message
 
@@ -96,7 +96,7 @@ def layers_digest(arrays: Arrays) -> str:
 
 def lacks_layers(content: RecordDict) -> bool:
     """Return whether a node reports that it lacks the layers below the output layer."""
-    note = content.get(_BELOW)
+    note = content.get(BELOW)
     return isinstance(note, ConfigRecord) and _LACKS in note
 
 
@@ -121,7 +121,7 @@ def complete_model(
         node has not the layers that the digest names (then it replies `lacking_layers`).
     """
     content = message.content
-    reference, came = content.pop(_REFERENCE, None), content.pop(_BELOW, None)
+    reference, came = content.pop(_REFERENCE, None), content.pop(BELOW, None)
     digest = reference.get(_DIGEST) if isinstance(reference, ConfigRecord) else None
     if digest is None:
         return frozenset()
@@ -145,7 +145,7 @@ def complete_model(
 
 def lacking_layers() -> RecordDict:
     """Return the reply of a node that has not the layers that a digest names."""
-    return RecordDict({_BELOW: ConfigRecord({_LACKS: True})})
+    return RecordDict({BELOW: ConfigRecord({_LACKS: True})})
 
 
 def _layers(digest: str, came: object, own: Arrays, context: Context) -> Arrays | None:

@@ -24,6 +24,7 @@ is one node's word against another's, both may be left out and neither is blamed
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import logging
 import secrets as random_bytes
@@ -34,10 +35,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
-from gems_flwr.carriers.known_layers import lacks_layers
+from gems_flwr.carriers.known_layers import BELOW, lacks_layers
 from gems_flwr.core.log import log_event, log_warning, readable
 from gems_flwr.core.question import NOTHING, ON_SERVER, Disclosure, Question, SumQuestion
-from gems_flwr.core.records import without_numbers
+from gems_flwr.core.records import records_to_bytes, without_numbers
 from gems_flwr.core.round import Round
 from gems_flwr.core.sums import (
     LAYOUT,
@@ -279,7 +280,7 @@ def answer_masked(
             who, why = json.dumps([*accused]), accused[min(accused)]
             return Message(_reply(accused=who, why=why), reply_to=message)
         known, letters = known.join(roster)
-    known = known.entered(number, members)
+    known = known.entered(number, members, _digest_of(message.content))
     company = _check_company(limits, known)
     layout = take_layout(RecordDict(dict(message.content)))
     if layout is None:
@@ -309,6 +310,15 @@ def answer_masked(
     beside = _reply(letters=sent, signature=_signature(context, known))
     content = {**names, **summand_record(layout.pack(masked)), **beside}
     return Message(RecordDict(content), reply_to=message)
+
+
+def _digest_of(content: RecordDict) -> bytes:
+    """Return a digest of what all nodes in a sum must be asked alike: question, model, layout.
+
+    Layers that a node lacks come beside it, for that node alone; their digest is among the rest.
+    """
+    asked = {key: content[key] for key in sorted(content) if key != BELOW}
+    return hashlib.sha256(records_to_bytes(RecordDict(asked))).digest()
 
 
 def _without_numbers(reason: str, name: str) -> str:

@@ -590,7 +590,9 @@ class Round:
             # What is wrong everywhere is most likely wrong in the app: shown once, and first.
             text = f"{faults.pop()}\n({text}: all of them for this reason)"
         else:
-            text += "".join(f"\n  {failure}" for failure in self.failures)
+            # Lines that a node wrote look like no line of ours.
+            each = (str(failure).replace("\n", "\n    | ") for failure in self.failures)
+            text += "".join(f"\n  {failure}" for failure in each)
         if self.inbox:
             text += (
                 f"\nThe usable replies are kept in {self.inbox.folder}; start again with "

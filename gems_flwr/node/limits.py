@@ -183,7 +183,9 @@ class NodeLimits:
         """
         if self.largest_rank == "full":
             return self.min_count
-        return asked or (self.min_count if masked else max(MIN_COUNT, self.min_count))
+        if masked:
+            return asked or self.min_count
+        return max(asked or 0, MIN_COUNT, self.min_count)
 
     def noise_shares(self, masked_with: int) -> int:
         """Return how many shares of the noise in a masked sum hide this node's data."""
@@ -200,7 +202,8 @@ class NodeLimits:
             raise RefusedError("only_sums", "this node answers with masked sums alone")
         if kind == "examples" and not self.share_examples:
             raise RefusedError("share_examples", "raw data stays here; only simulations share it")
-        if kind == "score" and not self.allow_scores:
+        # A curve of radii is one of scores.
+        if kind in ("score", "radius") and not self.allow_scores:
             raise RefusedError("allow_scores", "this node reports no accuracy of a model")
         if kind == "loss" and not self.share_gradients:
             raise RefusedError("share_gradients", "this node sends no loss or gradient")

@@ -454,11 +454,17 @@ class Node:
         with self._ledger() as entries:
             return derive_seed(int(entries.setdefault("secret", secrets.token_hex(32)), 16), *path)
 
+    @property
+    def ledger_name(self) -> str:
+        """Whose ledger it is: a node without a name has one, whatever id the server gives it."""
+        config = self.context.node_config
+        return str(config.get("name", config.get("partition-id", "node")))
+
     def _ledger(self) -> contextlib.AbstractContextManager[dict[str, Any]]:
         # A simulated node, which Flower gives this number, begins anew with every run: a second one
         # may well start from other random layers.
         simulated = "num-partitions" in self.context.node_config and self.limits.ledger is None
-        return ledger(None if simulated else self.limits.ledger_of(self.name), self.context)
+        return ledger(None if simulated else self.limits.ledger_of(self.ledger_name), self.context)
 
     @cached_property
     def is_steered(self) -> bool:
@@ -484,7 +490,7 @@ class Node:
 
     def spend(self, squared_mu: float) -> None:
         """Note a private release in the node's ledger, or refuse it."""
-        spend(squared_mu, self.limits, self.context, self.name)
+        spend(squared_mu, self.limits, self.context, self.ledger_name)
 
     def packed_summand(self, values: Mapping[str, Float]) -> RecordDict:
         """Return a summand, written as the server's layout says."""

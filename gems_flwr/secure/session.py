@@ -325,8 +325,9 @@ class NodeSecrets:
         for own_seed in self.own_seeds:
             shares = split_secret(own_seed, roster.needed_near, len(holders))
             held = {h: held[h] + share for h, share in zip(holders, shares, strict=True)}
-        label = b"pair " + roster.digest
-        roots = {p: agreed_key(self.seed, roster.keys[p].channel, label) for p in peers}
+        # With both places: a colluder may use another node's point, written in another way.
+        labels = {p: b"pair %d %d " % (min(index, p), max(index, p)) + roster.digest for p in peers}
+        roots = {p: agreed_key(self.seed, roster.keys[p].channel, labels[p]) for p in peers}
         letters = {peer: sealed(_letter_key(roots[peer], index), held[peer]) for peer in peers}
         keys = {peer: _letter_key(root, peer) for peer, root in roots.items()}
         own = dataclasses.replace(self, seed=b"", held={index: held[index]}, letter_keys=keys)
@@ -343,8 +344,11 @@ class NodeSecrets:
                 found[node] = str(error)
         return found
 
-    def entered(self, number: int, members: Collection[int]) -> NodeSecrets:
-        """Agree to be in a sum with others, if there are enough; then numbers are masked."""
+    def entered(self, number: int, members: Collection[int], asked: bytes = b"") -> NodeSecrets:
+        """Agree to be in a sum with others, if there are enough; then numbers are masked.
+
+        `asked` is a digest of the question: masks of nodes that are asked different ones stay.
+        """
         roster = self.joined
         if not self.number < number < roster.sums:
             raise SecureSumError(f"sum {number} of this session is masked already, or none of it")
@@ -352,7 +356,7 @@ class NodeSecrets:
         roots = self.roots
         for _ in range(self.number + 1, number):
             roots = _next(roots)
-        pairs = {p: derived(root, b"mask") for p, root in roots.items() if p in listed}
+        pairs = {p: derived(root, b"mask" + asked) for p, root in roots.items() if p in listed}
         there, roots = tuple(sorted(listed)), _next(roots)
         return dataclasses.replace(
             self, roots=roots, number=number, members=there, pairs=pairs, is_open=False

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, get_args
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from gems_flwr.averaging import squared_distance
-from gems_flwr.bounds import MAX_EXAMPLES
+from gems_flwr.bounds import MAX_EXAMPLES, MAX_STEPS
 from gems_flwr.carriers import open_packed, pack_bytes, packed_models, unpack_bytes
 from gems_flwr.compression import FORMS, Form, PackedModel, decode, decode_whole, encode
 from gems_flwr.core import records as wire
@@ -142,7 +142,10 @@ class Learn(LearnerQuestion):
         self.check(
             {
                 "send": (self.send in get_args(Send), f"one of {list(get_args(Send))}"),
-                "steps": (type(self.steps) is int and self.steps > 0, "a whole number from 1"),
+                "steps": (
+                    type(self.steps) is int and 0 < self.steps <= MAX_STEPS,
+                    f"a whole number from 1 to {MAX_STEPS:,}",
+                ),
                 "delta": (self.delta >= 0, "at least 0"),
             }
         )

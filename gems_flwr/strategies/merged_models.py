@@ -88,7 +88,7 @@ class MergeStatistics(Question[MergeReply]):
         """Return that it is the second moments of all inputs of the widest layer, if any."""
         widest = max(layer.dimension for layer in check_layers(node.model))
         if self.statistic != "inputs":
-            return Disclosure("second moments", widest)
+            return Disclosure("second moments", widest, adaptive=True)
         group = Group("all samples", count_samples(node.data("train")), widest)
         return Disclosure("second moments", widest, (group,))
 

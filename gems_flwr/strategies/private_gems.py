@@ -35,7 +35,7 @@ from gems_flwr.errors import ModelError, OptionError, RefusedError, check_option
 from gems_flwr.secure import shared_noise, shares_needed
 from gems_flwr.secure.fixed_point import Layout, Section, Words, whole_section
 from gems_flwr.spaces import find_output_layer, flatten_linear
-from gems_flwr.spaces.cone import check_batch, private_steps, spent_epsilon
+from gems_flwr.spaces.cone import private_steps, spent_epsilon
 from gems_flwr.spaces.cone.private_steps import LONGEST, NoisyMeans, PrivateState, Spread
 from gems_flwr.strategies.averaging import checkpoint_faults
 from gems_flwr.strategies.loop import RoundLoop
@@ -163,9 +163,11 @@ class PrivateSum(SumQuestion):
     def summand(self, node: Node) -> dict[str, Any]:
         """Return the node's sums of whole numbers."""
         layer, samples = node.output_layer(), node.inputs("train")
-        check_batch(samples.inputs, samples.labels, layer.num_classes)
-        inputs = samples.inputs.detach().cpu().double().numpy()
         labels = samples.labels.long().cpu().numpy()
+        known = (labels >= 0) & (labels < layer.num_classes)
+        # A refusal would tell of single samples: others do not count, what is no number is zero.
+        inputs = samples.inputs.detach().cpu().double().numpy()[known]
+        inputs, labels = np.where(np.isfinite(inputs), inputs, 0.0), labels[known]
         if self.stage == "means":
             return private_steps.whole_mean_sums(inputs, labels, layer.num_classes, self.clip)
         if self.center is None or len(self.center) != layer.features:

@@ -297,6 +297,57 @@ def test_a_unit_that_one_sample_switches_on_shows_nothing():
     assert mean_values(cone) == pytest.approx(0)
 
 
+@pytest.mark.parametrize("question", [Cone(int8=False), Cone(rank=1, int8=False)])
+def test_a_rank_of_the_servers_choice_gets_around_no_rule(question):
+    """One sample of 300 has a feature of its own; it shows nothing, whatever rank is asked for."""
+    x = images(300, 20, seed=8)
+    x[:, 5] = 0
+    x[17, 5] = 9
+    layer = {"weight": np.zeros((2, 20), "f4"), "bias": np.zeros(2, "f4")}
+    cone = Victim(x).cone(question, layer)
+    assert abs(mean_values(cone)[0, 5]) < 1e-6
+    assert np.abs(cone.covariance.dense_matrix(0)[5, :5]).max() < 1e-6
+
+
+def test_whether_the_head_is_found_depends_on_no_sample():
+    """Two units of 1e30 that only some samples switch on make the output NaN for these alone."""
+    switch = gated(np.eye(D)[0], 0.5)
+    switch["0.weight"] *= 1e30
+    switch["0.bias"] *= 1e30
+    switch["2.weight"] = np.array([[1e30, -1e30], [0, 0]], "f4")
+    refusals = set()
+    for first in (0.0, 1.0):
+        x = images(64)
+        x[:2, 0] = first
+        victim = Victim(x, model=gate_net)
+        assert victim.ask(Cone(), gated(np.ones(D), 0.0)) is not None
+        assert victim.ask(Cone(), switch) is None
+        refusals.add(victim.refusal)
+    assert len(refusals) == 1
+
+
+def test_a_private_answer_is_refused_for_nothing_that_a_sample_has():
+    """Neither for a number that is none nor for a label that the layer lacks."""
+    x = images(64)
+    x[3] = np.inf
+    y = np.zeros(64, int)
+    y[5] = 7
+    layer = {"weight": np.zeros((2, D), "f4"), "bias": np.zeros(2, "f4")}
+    assert Victim(x, y).ask(Cone(dp_epsilon=1.0), layer) is not None
+
+
+def test_a_node_without_a_name_has_one_ledger_whatever_its_id(tmp_path, monkeypatch):
+    monkeypatch.setenv("GEMS_FLWR_HOME", str(tmp_path))
+    layer = {"weight": np.zeros((2, D), "f4"), "bias": np.zeros(2, "f4")}
+    victim = Victim(images(64), limits=NodeLimits(dp_budget=1.2))
+    for _ in range(3):
+        victim.config = {}
+        victim.grid = InProcessGrid(victim.app, [{}])
+        victim.ask(Cone(dp_epsilon=1.0), layer)
+    assert victim.answered == 1
+    assert "dp_budget" in victim.refusal
+
+
 # --- groups and clusters ----------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from gems_flwr.errors import BadReplyError, ModelError, OptionError
 from gems_flwr.node.limits import UNLIMITED
 from gems_flwr.spaces.cone.summed import MomentSum
 from gems_flwr.stages import Gradient, Losses
+from gems_flwr.strategies.learner_questions import Learn
 
 ONE = np.ones(4, "f4")
 
@@ -34,6 +35,7 @@ ONE = np.ones(4, "f4")
             "sketch", center=ONE, scale=ONE, codes=np.ones((10**5, 4), "i1"), units=np.ones(10**5)
         ),
         lambda: Gradient(ONE, np.ones((6, 5), "f4")),
+        lambda: Learn(run="r", model="0", reference="0", steps=10**15),
         lambda: Losses(ONE, np.ones((2, 5)), np.zeros((101, 2))),
     ],
 )

@@ -268,3 +268,36 @@ def test_who_conflicts_with_more_than_may_lie_is_at_fault_and_else_no_one():
     assert judged({*star, (1, 2), (4, 2)}, 2) == ({4}, {1, 2})
     assert judged({(3, 3)}, 2) == (set(), {3})
     assert judged({(1, 2), (3, 2), (2, 2)}, 2) == (set(), {2})
+
+
+def test_masks_of_nodes_that_are_asked_different_questions_stay():
+    """Or a server that tells all but one a grid on which their numbers are zero has the one."""
+    layout = layout_for(4)
+    zero = np.zeros(layout.size, np.uint64)
+    words = dict.fromkeys(range(4), zero) | {0: np.arange(layout.size, dtype=np.uint64)}
+
+    def total(questions):
+        play, masked = ready(4), {}
+        for node in range(4):
+            play.join(node)
+            secrets = play.of(node).entered(0, range(4), questions[node])
+            secrets, masked[node] = secrets.masked(layout, words[node])
+            play.keep(node, secrets)
+        shares = play.reveal(0, range(4))
+        seeds, _ = opened(play).seeds(shares)
+        return opened(play).total(layout, masked, seeds, {node: {} for node in range(4)})
+
+    assert np.array_equal(total([b"q"] * 4), words[0])
+    assert (total([b"mine", b"q", b"q", b"q"]) != words[0]).mean() > 0.9
+
+
+def test_a_point_written_in_another_way_has_other_masks():
+    """The top bit of a key is not used: with it flipped two masks of opposite sign would cancel."""
+    play = ready(4)
+    keys = dict(play.server.roster.keys)
+    mirror = bytearray(keys[1].channel)
+    mirror[31] ^= 0x80
+    keys[2] = dataclasses.replace(keys[2], channel=bytes(mirror))
+    play.join(0, play.roster(keys))
+    roots = play.of(0).roots
+    assert roots[1] != roots[2]

@@ -83,7 +83,9 @@ def users_app(*mods):
     return app
 
 
-OUR_MOD = good_enough_mod(both_parts(data), model=build)
+# The squared gradients of Fisher merging are about a model that the server steers.
+CONSENT = NodeLimits(adaptive_answers=10)
+OUR_MOD = good_enough_mod(both_parts(data), model=build, limits=CONSENT)
 
 
 def initial(model=None):
@@ -107,7 +109,7 @@ def test_an_ordinary_client_with_the_mod_and_the_ready_app_give_the_mathematics(
         counts.append(len(y))
         statistics.append(measure_statistics(NEEDED[method], models[-1], (x, y), model=build()))
     expected = merge_models(method, models, statistics, counts)
-    for app in (users_app(OUR_MOD), task_client_app(Blobs)):
+    for app in (users_app(OUR_MOD), task_client_app(Blobs, limits=CONSENT)):
         result = start(app, method)
         assert result.failures == ()
         assert [record.round for record in result.history] == [0, 1]
@@ -119,7 +121,7 @@ def test_an_ordinary_client_with_the_mod_and_the_ready_app_give_the_mathematics(
 
 def test_the_bytes_of_each_method_are_those_of_its_statistics():
     """Upper halves of 7 and 6 rows, the Fisher as large as the model."""
-    app = task_client_app(Blobs)
+    app = task_client_app(Blobs, limits=CONSENT)
     model = FedAvg(fraction_evaluate=0.0).start(InProcessGrid(app, 3), initial(), num_rounds=1)
     for method, numbers in {"regmean": 28 + 21, "fisher": 5 * 7 + 4 * 6}.items():
         beyond = (start(app, method).traffic.bytes_up - model.traffic.bytes_up) / 3
@@ -132,7 +134,7 @@ def test_a_client_without_the_mod_is_refused_with_what_it_lacks():
 
 
 def test_unweighted_nodes_count_the_same_and_claims_can_be_limited():
-    app = task_client_app(Blobs)
+    app = task_client_app(Blobs, limits=CONSENT)
     equal = arrays(start(app, "fisher", weighted=False))
     capped = arrays(start(app, "fisher", tolerance=Tolerance(max_examples=1)))
     counted = arrays(start(app, "fisher"))

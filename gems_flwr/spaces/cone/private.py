@@ -28,7 +28,6 @@ from torch import Tensor
 
 from gems_flwr.devices import exact_device
 from gems_flwr.errors import OptionError
-from gems_flwr.spaces.cone.rules import check_batch
 from gems_flwr.typing import Float
 
 # Of count, scaled sum and scaled outer product together, for one sample more or less.
@@ -179,7 +178,8 @@ def private_sums(
 
     Sums are computed on `device`, noise never is; for its `seed` see `build_cone`.
     """
-    check_batch(inputs, labels, num_classes)
+    # A refusal would tell of single samples: what is not a number counts as zero.
+    inputs = torch.nan_to_num(inputs, 0.0, 0.0, 0.0)
     where = exact_device(inputs.device if device is None else device)
     lengths = inputs.norm(dim=1, keepdim=True).clamp_min(1e-30)
     clipped = inputs * (release.clip / lengths).clamp_max(1.0)

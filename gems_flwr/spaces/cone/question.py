@@ -211,11 +211,13 @@ class Cone(_Moments):
         if (private := self.private) is not None:
             node.spend(private.squared_mu)
         samples, seed = node.inputs("train"), node.secret_seed("space")
+        # A fixed rank would get around the rounding of the node's automatic rule.
+        by_rule = node.limits.largest_rank == "auto" and private is None
         return build_cone(
             samples.inputs,
             samples.labels,
             node.output_layer().num_classes,
-            rank=self.rank,
+            rank="auto" if by_rule else self.rank,
             int8=self.int8,
             clusters=self.clusters,
             min_count=None if private is not None else self._least(node),
@@ -223,7 +225,9 @@ class Cone(_Moments):
             private=private,
             seed=seed,
             noise_seed=seed if self.dp_seeded else None,
-            largest_rank=node.limits.rank_cap,
+            largest_rank=self.rank
+            if by_rule and isinstance(self.rank, int)
+            else node.limits.rank_cap,
             mean_rule=node.limits.mean_rule,
             device=node.device,
         )
