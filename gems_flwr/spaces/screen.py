@@ -29,8 +29,8 @@ import numpy as np
 from gems_flwr.averaging import HEAVY, LEAST_MODELS, geometric_median
 from gems_flwr.spaces.ball.ball import BallSpace, EllipsoidSpace, Radius
 from gems_flwr.spaces.cone.cone import ClassMomentCone, mean_values
-from gems_flwr.spaces.cone.covariance import FullCovariance, PartialCovariance, dense
-from gems_flwr.spaces.cone.solve import PooledMoments, pool_moments
+from gems_flwr.spaces.cone.covariance import FullCovariance, PartialCovariance
+from gems_flwr.spaces.cone.solve import PooledMoments, component_means, pool_moments
 from gems_flwr.typing import Float
 
 FAR = 3.0
@@ -153,9 +153,13 @@ def component_traces(cone: ClassMomentCone) -> Float:
         return traces
     if isinstance(covariance, FullCovariance):
         return np.asarray(np.trace(covariance.matrices, axis1=1, axis2=2, dtype=np.float64))
-    deviations = dense(covariance.deviations).astype(np.float64)
-    factors = (covariance.factor(entry).astype(np.float64) for entry in range(len(deviations)))
-    return np.asarray([(f**2).sum() for f in factors] + (deviations**2).sum(axis=1))
+    return np.array(
+        [
+            (covariance.factor(entry).astype(np.float64) ** 2).sum()
+            + covariance.variances(entry).sum()
+            for entry in range(len(cone.labels))
+        ]
+    )
 
 
 def _wrong_classes(cones: Sequence[ClassMomentCone]) -> list[list[int]]:
@@ -276,8 +280,10 @@ def input_length(moments: PooledMoments, scale: Float) -> float:
     for entry, matrix in enumerate(moments.matrices):
         within = np.diag(matrix) + moments.means[entry] ** 2
         squares[entry] = (within / scale**2).sum()
-    for block in moments.low.blocks():
-        rows = block.components
-        squares[rows] = ((block.means**2 + block.variances) / scale**2).sum(axis=1)
-        squares[rows] += ((block.factors / scale) ** 2).sum(axis=(1, 2))
-    return float(np.sqrt(moments.shares @ squares + 1))
+    for rows, means in component_means(moments):
+        if rows.start >= len(moments.matrices):
+            squares[rows] = ((means / scale) ** 2).sum(axis=1)
+    within = 0.0
+    for factors, variances in moments.low.spreads(moments.shares):
+        within += float((((factors**2).sum(axis=0) + variances) / scale**2).sum())
+    return float(np.sqrt(moments.shares @ squares + within + 1))

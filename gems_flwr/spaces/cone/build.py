@@ -24,8 +24,19 @@ from torch import Tensor
 
 from gems_flwr.devices import exact_device
 from gems_flwr.errors import SpaceError
+from gems_flwr.spaces.cone.common import (
+    DEAD,
+    MEAN_STEP,
+    MOST_COMMON,
+    MOST_OWN,
+    ROW_STEP,
+    CommonCovariance,
+    axes,
+    stretched,
+)
 from gems_flwr.spaces.cone.cone import ClassMomentCone
 from gems_flwr.spaces.cone.covariance import (
+    LEVELS,
     FullCovariance,
     LowRankCovariance,
     Own,
@@ -43,19 +54,20 @@ from gems_flwr.spaces.cone.rules import (
     allowed_rank,
     check_batch,
     coarseness,
-    feature_units,
     few_move,
     least_count,
     may_send_full,
     mean_step,
     middle_mean,
-    rounded_away_below,
     shown_numbers,
+    smallest_count,
     whole_count,
 )
 from gems_flwr.typing import Float, Rank
 
 Flags = NDArray[np.bool_]
+# Least deviation beside the directions of a covariance, relative to a feature's own.
+_LEAST_LEFT = 0.02
 
 
 def build_cone(
@@ -128,31 +140,31 @@ def build_cone(
     if clusters > 1:
         groups = cluster_classes(inputs, labels.long(), clusters, least, seed, where)
     components = Components.of(inputs, labels.long(), groups, where, guards=rank == "auto")
-    counts, rule, better_as_mean = components.counts, mean_rule or MeanRule(), 0
+    counts, rule = components.counts, mean_rule or MeanRule()
+    keep, is_full = counts >= max(1, least), rank == "full"
     if rank == "auto":
         rule = dataclasses.replace(rule, exact=False)
-        better_as_mean = rounded_away_below(features)
-    keep = counts >= max(1, least)
-    # Small classes say more as means, if the node has larger ones to take directions from.
-    if (counts >= max(least, better_as_mean)).any():
-        keep &= (counts >= better_as_mean) | (counts < rule.least)
+        enough = bool(keep.any()) and largest_rank is None
+        is_full = enough and may_send_full(int(counts[keep].min()), features)
+        sent = counts >= max(1, rule.least)
+        if not is_full and counts[sent].sum() - sent.sum() >= smallest_count(features):
+            own_at_least = max(least, features)
+            stored, common = components.common(sent, own_at_least, largest_rank)
+            about = num_classes, components.labels, counts, sent, stored, common
+            return _cone(*about, np.zeros_like(sent), epsilon)
     shown, small = components.small_means(keep, rule)
     _check_any_sent(keep | shown, counts, least)
-    means, steps = np.zeros((len(counts), features)), np.zeros(len(counts))
-    units = np.ones(features)
+    means = np.zeros((len(counts), features))
     own: Own | None = None
-    is_full = rank == "full"
-    if rank == "auto" and keep.any() and largest_rank is None:
-        is_full = may_send_full(int(counts[keep].min()), features)
     if keep.any() and is_full:
         means[keep], own = components.full(keep)
     elif keep.any():
-        units = units if isinstance(rank, int) else feature_units(inputs)
-        means[keep], steps[keep], own = components.factored(keep, rank, largest_rank, units, int8)
-    means[shown] = small / units
-    sent = keep | shown
-    stored = store(means[sent], steps[sent], units, int8 and not is_full)
-    return _cone(num_classes, components.labels, counts, sent, stored, own, shown, epsilon)
+        assert isinstance(rank, int)
+        means[keep], own = components.factored(keep, rank, int8)
+    means[shown] = small
+    sent, eight = keep | shown, int8 and not is_full
+    values = quantize(means[sent], axis=1) if eight else means[sent].astype(np.float32)
+    return _cone(num_classes, components.labels, counts, sent, values, own, shown, epsilon)
 
 
 def _cone_from_sums(sums: ClassSums, min_count: int, epsilon: float) -> ClassMomentCone:
@@ -211,7 +223,7 @@ def build_means(
         expected = f"a class with enough samples to show a mean, at least {smallest}"
         most = int(torch.bincount(classes).max()) if shown.size else 0
         raise SpaceError("counts", expected, most)
-    means = store(small, np.zeros(len(small)), np.ones(small.shape[1]), int8)
+    means = quantize(small, axis=1) if int8 else small.astype(np.float32)
     return _cone(num_classes, components.labels, counts, shown, means, None, shown, 0.5)
 
 
@@ -221,7 +233,7 @@ def _cone(
     counts: NDArray[np.int64],
     sent: Flags,
     means: Values,
-    own: Own | None,
+    own: Own | CommonCovariance | None,
     shown: Flags,
     epsilon: float,
 ) -> ClassMomentCone:
@@ -231,7 +243,9 @@ def _cone(
         labels=labels[sent],
         counts=counts[sent],
         means=means,
-        covariance=partial_covariance(own, shown[sent], means.shape[1]),
+        covariance=own
+        if isinstance(own, CommonCovariance)
+        else partial_covariance(own, shown[sent], means.shape[1]),
         epsilon=epsilon,
         total_count=int(counts.sum()),
         withheld=tuple(sorted(set(labels[~sent].tolist()) - set(labels[sent].tolist()))),
@@ -282,15 +296,13 @@ class Components:
         """Samples of each component."""
         return np.array([len(rows) for rows in self.rows], dtype=np.int64)
 
-    def centered(self, component: int, units: Float | None = None) -> tuple[Float, Tensor, Float]:
+    def centered(self, component: int) -> tuple[Float, Tensor, Float]:
         """Return mean (D,) of a component, its samples around it, variances (D,) to add to theirs.
 
-        All in units and double precision. Where features are guarded, samples do not vary in those
-        that few of them move.
+        All in double precision. Where features are guarded, samples do not vary in those that few
+        of them move.
         """
         samples = self.inputs[self.rows[component]].to(self.device).double()
-        if units is not None:
-            samples = samples / torch.from_numpy(units).to(samples)
         mean, added = samples.mean(dim=0), np.zeros(samples.shape[1])
         around = samples - mean
         if self.guards and (few := few_move(samples)).any():
@@ -309,38 +321,61 @@ class Components:
             matrices[place] = (samples.T @ samples / len(samples)).cpu().numpy() + np.diag(added)
         return means, FullCovariance(matrices)
 
-    def factored(
-        self, keep: Flags, rank: Rank, largest: int | None, units: Float, int8: bool
-    ) -> tuple[Float, Float, LowRankCovariance]:
-        """Return means (kept, D) in units, the steps to round them to, and covariances as sent.
-
-        A rank that follows from the counts also rounds and smooths.
-        """
-        features = self.inputs.shape[1]
-        means, columns, deviations, ranks, steps = [], [], [], [], []
+    def factored(self, keep: Flags, rank: int, int8: bool) -> tuple[Float, LowRankCovariance]:
+        """Return means (kept, D) of some components, and covariances of a fixed rank as sent."""
+        means, columns, deviations = [], [], []
         for component in np.flatnonzero(keep).tolist():
-            count, blur = len(self.rows[component]), 0.0
-            if isinstance(rank, int):
-                own = rank
-            else:
-                own = min(allowed_rank(count, features), features if largest is None else largest)
-                blur = coarseness(count, features, min(own, features))
-            mean, samples, added = self.centered(component, units)
-            top, rest, trace = factor_samples(samples, own)
-            squares = rest**2 + added
-            smooth = count * squares + blur * SMOOTHING * squares.mean()
+            mean, samples, added = self.centered(component)
+            top, rest, _ = factor_samples(samples, rank)
             means.append(mean)
             columns += list(top.T)
-            deviations.append(np.sqrt(smooth / (count + blur * SMOOTHING)))
-            ranks.append(top.shape[1])
-            steps.append(blur * PUSHES * math.sqrt(max(0.0, trace)) / count)
-        factors = store(columns, np.repeat(steps, ranks), units, int8)
-        stored = store(deviations, steps, units, int8, round_up=True)
-        if isinstance(rank, int):
-            covariance = LowRankCovariance(_as_columns(factors, len(means)), stored)
-        else:
-            covariance = LowRankCovariance(factors, stored, np.array(ranks))
-        return np.array(means), np.array(steps), covariance
+            deviations.append(np.sqrt(rest**2 + added))
+        rows, rest = np.reshape(columns, (-1, len(mean))), np.array(deviations)
+        factors: Values = quantize(rows, axis=1) if int8 else rows.astype(np.float32)
+        left = quantize(rest, axis=1, round_up=True) if int8 else rest.astype(np.float32)
+        return np.array(means), LowRankCovariance(_as_columns(factors, len(means)), left)
+
+    def common(
+        self, sent: Flags, own_at_least: int, largest: int | None
+    ) -> tuple[QuantizedArray, CommonCovariance]:
+        """Return means of some components, as sent, and the covariance that is common to them."""
+        parts = [self.centered(component) for component in np.flatnonzero(sent).tolist()]
+        counts, means = self.counts[sent], np.array([mean for mean, *_ in parts])
+        total, features = int(counts.sum()), means.shape[1]
+        center, octaves = means.mean(axis=0), measured(means, parts, counts)
+        units = 2.0 ** (octaves / 4)
+        scale = torch.from_numpy(units)
+        around = [samples / scale.to(samples) for _, samples, _ in parts]
+        extra = [added / units**2 for *_, added in parts]
+        most = features if largest is None else largest
+        shown = total - len(counts)
+        rank = min(allowed_rank(shown, features), most, MOST_COMMON)
+        found = _shown_covariance(around, counts @ extra / total, rank, shown, inflated=False)
+        rows, deviations = [found[0]], [found[1]]
+        step = _step(coarseness(shown, features, rank), features, shown)
+        # A center of few samples is rounded as their mean would be.
+        center = (rounded(center / units, step) * units).astype(np.float32)
+        axis = axes(rows[0].dense().astype(np.float64))
+        wide = deviations[0].dense()[0] * units
+        z = stretched(axis, np.where(octaves > DEAD, means - center, 0) / wide, -0.5)
+        shares, ranks, codes = np.zeros(len(counts)), [rank], []
+        for place, (count, samples) in enumerate(zip(counts.tolist(), around, strict=True)):
+            own = min(allowed_rank(count, features), most, MOST_OWN)
+            if count >= own_at_least and own:
+                shares[place] = count / (count + features)
+                pair = _shown_covariance([samples], extra[place], own, count, inflated=True)
+                rows.append(pair[0])
+                deviations.append(pair[1])
+            ranks.append(own if shares[place] else 0)
+            step = _step(coarseness(count, features, ranks[-1]), features, count)
+            mean = z[place]
+            if step > 1 and len(counts) > 2:
+                mean, step = _along_others(z, counts, place), 0.0
+            codes.append(quantize(mean[None], axis=1, least_step=max(step, MEAN_STEP)))
+        tables = _joined(rows), _joined(deviations)
+        about = center, octaves, shares.astype(np.float32), np.array(ranks)
+        covariance = CommonCovariance(*about, *tables)
+        return _joined(codes), covariance
 
     def small_means(self, keep: Flags, rule: MeanRule) -> tuple[Flags, Float]:
         """Return which components but those to keep are shown as means, and these (shown, D)."""
@@ -485,14 +520,15 @@ def top_eigenpairs(covariance: Float, rank: int) -> tuple[Float, Float, float]:
     return values, vectors, float((covariance**2).sum() - (values**2).sum())
 
 
-def factor(covariance: Float, rank: int) -> tuple[Float, Float]:
+def factor(covariance: Float, rank: int, inflated: bool = True) -> tuple[Float, Float]:
     """Return the factor (D, r) and the residual deviations (D,) of one covariance; r from 0."""
     values, vectors, residual = top_eigenpairs(covariance, min(rank, len(covariance)))
     top = vectors * np.sqrt(np.maximum(values, 0))
+    residual = residual if inflated else 0.0
     return top, _inflated(top, np.diag(covariance), residual, float((covariance**2).sum()))
 
 
-def factor_samples(samples: Tensor, rank: int) -> tuple[Float, Float, float]:
+def factor_samples(samples: Tensor, rank: int, inflated: bool = True) -> tuple[Float, Float, float]:
     """Return factor (D, r), residual deviations (D,) and trace of the covariance of samples.
 
     The samples (n, D) are centred; r may be 0.
@@ -500,7 +536,7 @@ def factor_samples(samples: Tensor, rank: int) -> tuple[Float, Float, float]:
     count, features = samples.shape
     if features <= count:
         covariance = (samples.T @ samples / count).cpu().numpy()
-        return *factor(covariance, rank), float(np.trace(covariance))
+        return *factor(covariance, rank, inflated), float(np.trace(covariance))
     gram = (samples @ samples.T / count).cpu().numpy()
     _, vectors, residual = top_eigenpairs(gram, min(rank, count))
     top = np.zeros((features, rank))
@@ -508,6 +544,7 @@ def factor_samples(samples: Tensor, rank: int) -> tuple[Float, Float, float]:
     # More columns than samples are zero.
     top[:, rank - along.shape[1] :] = along.cpu().numpy() / np.sqrt(count)
     variances = (samples**2).mean(dim=0).cpu().numpy()
+    residual = residual if inflated else 0.0
     deviations = _inflated(top, variances, residual, float((gram**2).sum()))
     return top, deviations, float(variances.sum())
 
@@ -528,21 +565,69 @@ def _inflated(top: Float, variances: Float, residual: float, squares: float) -> 
 # --- as it is sent --------------------------------------------------------------------------------
 
 
-def store(
-    rows: Sequence[Float] | Float,
-    steps: Sequence[float] | Float,
-    units: Float,
-    int8: bool,
-    round_up: bool = False,
-) -> Values:
-    """Return rows, in units, as they are sent: rounded to steps, in eight bits if units are 1.
+def measured(
+    means: Float, parts: Sequence[tuple[Float, Tensor, Float]], counts: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the units of features, in quarters of octaves: see `gems_flwr.spaces.cone.common`."""
+    second, fourth = (
+        np.sum([(samples**power).sum(dim=0).cpu().numpy() for _, samples, _ in parts], axis=0)
+        + counts @ [added ** (power // 2) for *_, added in parts]
+        for power in (2, 4)
+    )
+    # What only differs between classes is as large as it differs.
+    sizes = np.where(
+        second > 0, np.sqrt(fourth / np.maximum(second, 1e-300)), np.ptp(means, axis=0)
+    )
+    logs = np.rint(4 * np.log2(np.maximum(sizes, 1e-300)))
+    return np.where(sizes > 0, np.clip(logs, DEAD, -DEAD), DEAD).astype(np.int64)
 
-    Where units differ, one step in eight bits would not do for all features.
+
+def _step(blur: float, features: float, count: int) -> float:
+    """Return the step to which numbers are rounded whose squares sum to so many features."""
+    return blur * PUSHES * math.sqrt(features) / count
+
+
+def _shown_covariance(
+    parts: Sequence[Tensor], added: Float, rank: int, count: int, inflated: bool
+) -> tuple[QuantizedArray, QuantizedArray]:
+    """Return directions over the deviations of what they leave, and these, as sent.
+
+    `parts` are samples around their means, `added` variances beside theirs, `count` the samples
+    that decide how exactly both are shown.
     """
-    table, least = np.reshape(rows, (-1, len(units))), np.reshape(steps, (-1, 1))
-    if int8 and (units == 1).all():
-        return quantize(table, axis=1, round_up=round_up, least_step=least)
-    return (rounded(table, least, round_up) * units).astype(np.float32)
+    features, total = parts[0].shape[1], sum(map(len, parts))
+    if features <= total:
+        matrix = np.sum([(part.T @ part).cpu().numpy() for part in parts], axis=0) / total
+        top, rest = factor(matrix, rank, inflated)
+        variances = np.diag(matrix)
+    else:
+        top, rest, _ = factor_samples(torch.cat(list(parts)), rank, inflated)
+        variances = (top**2).sum(axis=1) + rest**2
+    blur, squares = coarseness(count, features, rank), rest**2 + added
+    smooth = (count * squares + blur * SMOOTHING * squares.mean()) / (count + blur * SMOOTHING)
+    step = _step(blur, float(variances.sum()), count)
+    # Where directions leave nothing there is still their rounding.
+    left = np.maximum(np.sqrt(smooth), _LEAST_LEFT * np.sqrt(variances + added))
+    left = np.maximum(left, max(float(left.max()) / LEVELS, 1e-12))
+    sent = quantize(left[None], axis=1, round_up=True, least_step=step)
+    deviations = sent.dense()[0].astype(np.float64)
+    step = _step(blur, float((variances / deviations**2).sum()), count)
+    return quantize(top.T / deviations, axis=1, least_step=max(step, ROW_STEP)), sent
+
+
+def _along_others(z: Float, counts: NDArray[np.int64], place: int) -> Float:
+    """Return the part of a mean along directions in which the other classes' means differ most."""
+    others = np.delete(z, place, 0)
+    others = np.sqrt(np.delete(counts, place))[:, None] * (others - others.mean(axis=0))
+    sizes, directions = axes(others)
+    most = shown_numbers(int(counts[place]), z.shape[1])
+    chosen = directions[:most][sizes[:most] > 1e-9 * sizes[0]]
+    return np.asarray(z[place] @ chosen.T @ chosen)
+
+
+def _joined(rows: Sequence[QuantizedArray]) -> QuantizedArray:
+    codes, scales = [each.codes for each in rows], [each.scales for each in rows]
+    return QuantizedArray(np.concatenate(codes), np.concatenate(scales))
 
 
 def _as_columns(rows: Values, components: int) -> Values:

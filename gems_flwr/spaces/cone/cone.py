@@ -10,7 +10,8 @@ of a class: a component. For a rival j::
 A layer is good enough if ``m_cj >= kappa(epsilon) * sqrt(v_cj)`` and ``m_cj > 0`` for every
 component and rival: a second-order cone, convex for epsilon of at least 1/2. Of a class too small
 for a covariance only count and mean are sent: its mean must lie on its side of the rivals, and the
-server lends it a covariance (`gems_flwr.spaces.cone.solve`). Decided here: ``kappa`` is the normal
+server lends it a covariance (`gems_flwr.spaces.cone.solve`), unless the node sent one that is
+common to all of its classes (`gems_flwr.spaces.cone.common`). Decided here: ``kappa`` is the normal
 quantile, and ``m > 0`` keeps out the zero layer, which ties on every sample.
 """
 
@@ -26,10 +27,12 @@ from scipy.special import ndtri
 
 from gems_flwr.bounds import MAX_CLASSES, MAX_FEATURES, MAX_POOLED_EXAMPLES
 from gems_flwr.errors import SpaceError, shown
+from gems_flwr.spaces.cone.common import CommonCovariance, deflate, inflate
 from gems_flwr.spaces.cone.covariance import (
     FORM_KEYS,
     Covariance,
     PartialCovariance,
+    QuantizedArray,
     Values,
     check_values,
     covariance_from_arrays,
@@ -65,8 +68,9 @@ class ClassMomentCone:
         Class of each component, and its samples, at least 1.
     means : array of shape (components, features), float32 or int8
         Mean input of each component.
-    covariance : FullCovariance, LowRankCovariance or PartialCovariance
-        Spread of the inputs of each component, or of some.
+    covariance : FullCovariance, LowRankCovariance, PartialCovariance or CommonCovariance
+        Spread of the inputs of each component, or of some. With a common one means are in its
+        coordinates.
     epsilon : float
         Share of each component to be told from each rival, in [0.5, 1).
     total_count : int
@@ -82,7 +86,7 @@ class ClassMomentCone:
     labels: NDArray[np.int64]
     counts: NDArray[np.int64]
     means: Values
-    covariance: Covariance
+    covariance: Covariance | CommonCovariance
     epsilon: float = 0.5
     total_count: int = 0
     withheld: tuple[int, ...] = ()
@@ -106,6 +110,8 @@ class ClassMomentCone:
         if self.covariance.shape[0] != components:
             raise SpaceError("covariance", f"{components} components", self.covariance.shape[0])
         keep("means", check_values("means", self.means, self.covariance.shape))
+        if self._is_common and not isinstance(self.means, QuantizedArray):
+            raise SpaceError("means", "eight bits with a common covariance", "others")
         keep("epsilon", check_number("epsilon", self.epsilon, 0.5, 1 - 1e-9))
         keep("withheld", tuple(int(c) for c in self.withheld))
         if len(set(self.withheld)) < len(self.withheld):
@@ -143,6 +149,10 @@ class ClassMomentCone:
         if isinstance(self.covariance, PartialCovariance):
             return self.covariance.lacking
         return np.zeros(len(self.labels), dtype=bool)
+
+    @property
+    def _is_common(self) -> bool:
+        return isinstance(self.covariance, CommonCovariance)
 
     @property
     def kappa(self) -> float:
@@ -192,7 +202,7 @@ class ClassMomentCone:
         arrays: dict[str, NDArray[Any]] = {
             "labels": self.labels.astype(np.int32),
             "counts": self.counts,
-            **pack_values("means", self.means),
+            **(deflate if self._is_common else pack_values)("means", self.means),  # type: ignore
             **self.covariance.to_arrays(),
         }
         plain = ("kind", "num_classes", "epsilon", "total_count", "withheld_count", "num_features")
@@ -205,12 +215,19 @@ class ClassMomentCone:
         """Build a cone from what `to_arrays` returned, checking everything again."""
         wanted = ("form", "num_features", "num_classes", "epsilon", "total_count")
         form, given, classes, epsilon, total = (take(meta, k, "the cone's meta") for k in wanted)
-        if not isinstance(form, str) or form not in FORM_KEYS:
-            raise SpaceError("form", " or ".join(FORM_KEYS), shown(form))
+        forms = FORM_KEYS | {CommonCovariance.form: CommonCovariance.keys}
+        if not isinstance(form, str) or form not in forms:
+            raise SpaceError("form", " or ".join(forms), shown(form))
         own = ("labels", "counts", "means", "means.codes", "means.scales")
-        check_keys(arrays, (*own, *FORM_KEYS[form]), f"a {form} cone")
+        check_keys(arrays, (*own, *forms[form]), f"a {form} cone")
         features = check_integer("num_features", given, 1, MAX_FEATURES)
-        covariance = covariance_from_arrays(arrays, form, features)
+        covariance: Covariance | CommonCovariance
+        if form == CommonCovariance.form:
+            covariance = CommonCovariance.from_arrays(arrays, features)
+            means = inflate("means", arrays, features)
+        else:
+            covariance = covariance_from_arrays(arrays, form, features)
+            means = unpack_values("means", arrays)
         if covariance.shape[1] != features:
             raise SpaceError("num_features", f"{covariance.shape[1]} as in the arrays", features)
         privacy, withheld = meta.get("privacy"), meta.get("withheld", [])
@@ -222,7 +239,7 @@ class ClassMomentCone:
             num_classes=classes,
             labels=take(arrays, "labels", "the cone's arrays"),
             counts=take(arrays, "counts", "the cone's arrays"),
-            means=unpack_values("means", arrays),
+            means=means,
             covariance=covariance,
             epsilon=epsilon,
             total_count=check_integer("total_count", total, 1, MAX_POOLED_EXAMPLES),
@@ -234,7 +251,9 @@ class ClassMomentCone:
 
 def mean_values(cone: ClassMomentCone) -> NDArray[np.float64]:
     """Return the means of a cone's components in double precision."""
-    return dense(cone.means).astype(np.float64)
+    values = dense(cone.means).astype(np.float64)
+    common = cone.covariance
+    return common.means(values) if isinstance(common, CommonCovariance) else values
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -256,9 +275,16 @@ class ConeMargins:
         scores = mean_values(cone) @ weight.T + bias
         own = np.take_along_axis(scores, labels[:, None], axis=1)
         mean = own - np.take_along_axis(scores, rivals, axis=1)
-        variance = np.empty_like(mean)
+        variance, common = np.empty_like(mean), cone.covariance
+        if isinstance(common, CommonCovariance):
+            images = common.common[0] @ weight.T, weight * common.common[1]
         for component, label in enumerate(labels):
             differences = weight[label] - weight[rivals[component]]
+            if isinstance(common, CommonCovariance) and not common.shares[component]:
+                along, across = images[0][:, [label]] - images[0], images[1][label] - images[1]
+                squares = (along**2).sum(axis=0) + (across**2).sum(axis=1)
+                variance[component] = squares[rivals[component]]
+                continue
             variance[component] = (differences * spread(cone, component, differences)).sum(axis=1)
         return cls(mean, np.sqrt(np.maximum(variance, 0)), rivals)
 

@@ -266,11 +266,19 @@ class LowRankCovariance(_Covariances):
         end = int(self.ranks[: index + 1].sum())
         return np.asarray(dense(self.factors, slice(end - self.rank(index), end)).T)
 
+    def variances(self, index: int) -> Float:
+        """Return one component's variances beside its factor, (D,)."""
+        deviations = dense(self.deviations, slice(index, index + 1))[0]
+        return np.asarray(deviations.astype(np.float64) ** 2)
+
+    def columns(self, index: int) -> int:
+        """Return how many columns one component's factor has."""
+        return self.rank(index)
+
     def times(self, index: int, rows: Float) -> Float:
         """Return ``rows @ Sigma`` for one component, without building Sigma."""
         factor = self.factor(index).astype(np.float64)
-        variances = dense(self.deviations, slice(index, index + 1))[0].astype(np.float64) ** 2
-        return np.asarray((rows @ factor) @ factor.T + rows * variances)
+        return np.asarray((rows @ factor) @ factor.T + rows * self.variances(index))
 
     def select(self, keep: NDArray[np.bool_]) -> LowRankCovariance:
         """Return some of the components."""

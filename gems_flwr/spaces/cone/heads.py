@@ -24,6 +24,7 @@ from scipy.linalg import cho_factor, cho_solve
 
 from gems_flwr.devices import solve_positive, solves_elsewhere
 from gems_flwr.errors import OptionError
+from gems_flwr.spaces.cone.common import CommonCovariance
 from gems_flwr.spaces.cone.cone import ClassMomentCone
 from gems_flwr.spaces.cone.solve import ConeOptions, HeadMoments, solve_cones
 from gems_flwr.spaces.convex import Intersection, flatten_linear, verdict_of
@@ -97,10 +98,23 @@ def solve_head(
     cone_options: ConeOptions | None = None,
     start: Float | None = None,
 ) -> Intersection:
-    """Return a head's layer, and whether it lies in every cone; ``auto`` is the cone's here."""
+    """Return a head's layer, and whether it lies in every cone; ``auto`` is the cone's here.
+
+    If classes have only covariances that are common to a node's, the pairwise loss is smallest at
+    the linear discriminant, which also allows for means that are off: that is the cone's head then.
+    """
+    options = cone_options or ConeOptions()
     if head.name in ("cone", "auto"):
-        return solve_cones(cones, cone_options, start=start)
+        if options.ridge is not None or not all(map(_has_only_common, cones)):
+            return solve_cones(cones, options, start=start)
+        prior = head.prior if options.class_weight == "counts" else "uniform"
+        head = HeadOptions("lda", prior, head.shrinkage, device=options.device)
     return _as_intersection(cones, HeadMoments.of(cones), head, time.perf_counter())
+
+
+def _has_only_common(cone: ClassMomentCone) -> bool:
+    covariance = cone.covariance
+    return isinstance(covariance, CommonCovariance) and not covariance.shares.any()
 
 
 def candidate_heads(
@@ -123,7 +137,7 @@ def candidate_heads(
     found = {"cone": cone}
     if balanced:
         plain = dataclasses.replace(cone_options, class_weight="counts")
-        found["cone, by counts"] = solve_cones(cones, plain, start=cone.point)
+        found["cone, by counts"] = solve_head(cones, HeadOptions(), plain, start=cone.point)
     for each in (*heads, HeadOptions("nearest_mean")):
         found[each.describe()] = _as_intersection(cones, moments, each, began)
     return found
@@ -144,7 +158,9 @@ def linear_head(moments: HeadMoments, head: HeadOptions) -> tuple[Float, Float]:
     solve = {"ridge": _ridge, "lda": _discriminant}.get(head.name)
     if solve is None:
         raise OptionError(f"head must be ridge, lda or nearest_mean here, got {head.name!r}")
-    shares = head.shares(moments.shares)
+    shares, units = head.shares(moments.shares), moments.units
+    within = moments.within / units / units[:, None]
+    moments = dataclasses.replace(moments, means=moments.means / units, within=within)
     center = shares @ moments.means
     # Around the centre, where products do not cancel.
     off = np.where(shares[:, None] > 0, moments.means - center, 0.0)
@@ -154,7 +170,7 @@ def linear_head(moments: HeadMoments, head: HeadOptions) -> tuple[Float, Float]:
     missing = shares == 0
     weight[missing] = shares @ weight
     bias[missing] = shares @ bias - _NEVER
-    return weight, bias
+    return weight / units, bias
 
 
 def _ridge(

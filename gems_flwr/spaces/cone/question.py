@@ -13,6 +13,7 @@ from gems_flwr.bounds import MAX_EXAMPLES, MAX_PIECES
 from gems_flwr.core.question import Disclosure, Group
 from gems_flwr.errors import SpaceError
 from gems_flwr.spaces.cone.build import build_cone, build_means
+from gems_flwr.spaces.cone.common import CommonCovariance
 from gems_flwr.spaces.cone.cone import ClassMomentCone
 from gems_flwr.spaces.cone.covariance import (
     AND_MEANS,
@@ -55,12 +56,7 @@ class _Moments(SpaceQuestion):
         """Return samples and directions of every component that is about to leave the node."""
         if space.privacy is not None:
             return Disclosure("moments", squared_mu=0.0)
-        pairs = zip(space.labels.tolist(), space.counts.tolist(), strict=True)
-        groups = tuple(
-            Group(f"class {label}", count, space.covariance.rank(component))
-            for component, (label, count) in enumerate(pairs)
-        )
-        return self._disclosed(node, features=space.num_features, groups=groups)
+        return self._disclosed(node, features=space.num_features, groups=_groups(space))
 
     def _check_moments(self, space: Any, forms: Sequence[str], entries: int) -> None:
         """Refuse moments of another form than asked for: they would weigh and cost more."""
@@ -78,6 +74,19 @@ class _Moments(SpaceQuestion):
         most = int(np.bincount(space.labels).max())
         if most > entries:
             raise SpaceError("labels", f"at most {entries} entries of a class", most)
+
+
+def _groups(space: ClassMomentCone) -> tuple[Group, ...]:
+    """Return samples and directions of every covariance in a space."""
+    pairs = zip(space.labels.tolist(), space.counts.tolist(), strict=True)
+    groups = tuple(
+        Group(f"class {label}", count, space.covariance.rank(component))
+        for component, (label, count) in enumerate(pairs)
+    )
+    if not isinstance(space.covariance, CommonCovariance):
+        return groups
+    samples = int(space.counts.sum())
+    return (*groups, Group("all classes", samples, int(space.covariance.ranks[0])))
 
 
 @dataclass(frozen=True)
@@ -241,10 +250,12 @@ class Cone(_Moments):
     def check_fit(self, space: Any) -> None:
         """Refuse moments of another form than asked for: they would weigh and cost more."""
         full, low = FullCovariance.form, LowRankCovariance.form
-        forms = {"auto": (full, low), "full": (full,)}.get(str(self.rank), (low,))
+        # A node may answer a fixed rank by its automatic rule.
+        common = CommonCovariance.form
+        forms = {"auto": (full, common), "full": (full,)}.get(str(self.rank), (low, common))
         self._check_moments(space, forms, self.clusters)
         if isinstance(self.rank, int):
-            rank = max(space.covariance.rank(each) or 0 for each in range(len(space.labels)))
+            rank = max(group.directions or 0 for group in _groups(space))
             if rank > self.rank:
                 raise SpaceError("rank", f"at most {self.rank}", rank)
 

@@ -43,8 +43,9 @@ from gems_flwr.devices import exact_device
 from gems_flwr.errors import OptionError
 from gems_flwr.samples import Samples
 from gems_flwr.spaces.cone.build import factor
+from gems_flwr.spaces.cone.common import DEAD, CommonCovariance
 from gems_flwr.spaces.cone.cone import ClassMomentCone, mean_values
-from gems_flwr.spaces.cone.covariance import FullCovariance, LowRankCovariance, Own, dense
+from gems_flwr.spaces.cone.covariance import FullCovariance, LowRankCovariance, Own
 from gems_flwr.spaces.convex import Intersection, flatten_linear, verdict_of
 from gems_flwr.typing import Float
 
@@ -76,21 +77,30 @@ class PooledMoments:
     low: LowRankComponents  # the other components
 
     @functools.cached_property
+    def units(self) -> Float:
+        """Units of the features, (D,): those of nodes with a common covariance, or 1."""
+        found = [cone for cone in self.low.cones if isinstance(cone.covariance, CommonCovariance)]
+        if not found:
+            return np.ones(self.means.shape[1])
+        octaves = np.array([cone.covariance.octaves for cone in found])  # type: ignore[union-attr]
+        weights = np.array([[cone.total_count] for cone in found]) * (octaves > DEAD) + 1e-9
+        return np.asarray(2.0 ** ((weights * octaves).sum(axis=0) / weights.sum(axis=0) / 4))
+
+    @functools.cached_property
     def feature_scale(self) -> Float:
         """Deviation of each feature over all samples, floored, (D,)."""
         center = sum(self.shares[rows] @ means for rows, means in component_means(self))
         diagonals = np.array([np.diag(matrix) for matrix in self.matrices], dtype=np.float64)
-        within = diagonals.reshape(self.means.shape)
+        variance = self.shares[: len(diagonals)] @ diagonals.reshape(self.means.shape)
         # By the law of total variance.
-        variance = self.shares[: len(within)] @ (within + (self.means - center) ** 2)
-        for block in self.low.blocks():
-            within = block.variances + (block.factors**2).sum(axis=1)
-            around = within + (block.means - center) ** 2
-            variance = variance + self.shares[block.components] @ around
-        typical = float(np.sqrt(variance.mean()))
+        for components, means in component_means(self):
+            variance = variance + self.shares[components] @ (means - center) ** 2
+        for rows, within in self.low.spreads(self.shares):
+            variance = variance + within + (rows**2).sum(axis=0)
+        deviations = np.sqrt(np.maximum(variance, 0)) / self.units
+        typical = float(np.sqrt((deviations**2).mean()))
         # A feature that hardly varies would otherwise be blown up to the size of the others.
-        least = 0.1 * typical if typical > 0 else 1.0
-        return np.maximum(np.sqrt(np.maximum(variance, 0)), least)
+        return np.maximum(deviations, 0.1 * typical if typical > 0 else 1.0) * self.units
 
 
 def pool_moments(cones: Sequence[ClassMomentCone]) -> PooledMoments:
@@ -170,8 +180,26 @@ class LowRankComponents:
 
     @classmethod
     def of(cls, cones: Sequence[ClassMomentCone], first: int = 0) -> LowRankComponents:
-        """Take the cones with low-rank covariances."""
-        return cls(tuple(c for c in cones if isinstance(c.covariance, LowRankCovariance)), first)
+        """Take the cones with low-rank or common covariances."""
+        kinds = (LowRankCovariance, CommonCovariance)
+        return cls(tuple(c for c in cones if isinstance(c.covariance, kinds)), first)
+
+    def spreads(self, weights: Float) -> Iterator[tuple[Float, Float]]:
+        """Yield what adds up to the weighted sum of covariances: rows of factors, and variances.
+
+        A common covariance counts once for all of its classes, for it is that within them.
+        """
+        start = self.first
+        for cone in self.cones:
+            covariance, own = _covariance(cone), weights[start : start + len(cone.labels)]
+            start += len(own)
+            if isinstance(covariance, CommonCovariance):
+                rows, deviations = covariance.common
+                yield rows * np.sqrt(own.sum()), own.sum() * deviations**2
+                continue
+            for index in np.flatnonzero(own).tolist():
+                factor = covariance.factor(index).T.astype(np.float64)
+                yield factor * np.sqrt(own[index]), own[index] * covariance.variances(index)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -183,7 +211,7 @@ class LowRankComponents:
     @functools.cached_property
     def _block_size(self) -> int:
         features, classes = self.cones[0].num_features, self.cones[0].num_classes
-        rank = max(_covariance(cone).rank(index) for cone, index in self._entries)
+        rank = max(_covariance(cone).columns(index) for cone, index in self._entries)
         received = sum(cone.size_bytes for cone in self.cones)
         budget = min(max(received // 4, _SMALLEST_BLOCK_BYTES), _LARGEST_BLOCK_BYTES)
         # A step of the objective makes an array of shape (n, C, D) beside the block itself.
@@ -193,22 +221,22 @@ class LowRankComponents:
         """Yield all components, a few at a time."""
         for first in range(0, len(self), self._block_size if self.cones else 1):
             entries = self._entries[first : first + self._block_size]
-            own = [(cone, _covariance(cone), slice(index, index + 1)) for cone, index in entries]
             factors = [_covariance(cone).factor(index).T for cone, index in entries]
-            padded = np.zeros((len(own), max(map(len, factors)), factors[0].shape[1]))
+            padded = np.zeros((len(entries), max(map(len, factors)), factors[0].shape[1]))
             for place, rows in zip(padded, factors, strict=True):
                 place[: len(rows)] = rows
-            deviations = [dense(covariance.deviations, i) for _, covariance, i in own]
+            # Means of a cone are decoded together.
+            means = {id(cone): mean_values(cone) for cone, _ in entries}
             yield ComponentBlock(
-                slice(self.first + first, self.first + first + len(own)),
-                np.concatenate([dense(cone.means, i) for cone, _, i in own]).astype(np.float64),
-                np.concatenate(deviations).astype(np.float64) ** 2,
+                slice(self.first + first, self.first + first + len(entries)),
+                np.stack([means[id(cone)][index] for cone, index in entries]),
+                np.stack([_covariance(cone).variances(index) for cone, index in entries]),
                 padded,
             )
 
 
-def _covariance(cone: ClassMomentCone) -> LowRankCovariance:
-    assert isinstance(cone.covariance, LowRankCovariance)
+def _covariance(cone: ClassMomentCone) -> LowRankCovariance | CommonCovariance:
+    assert isinstance(cone.covariance, LowRankCovariance | CommonCovariance)
     return cone.covariance
 
 
@@ -226,6 +254,7 @@ class HeadMoments:
     shares: Float  # of each class, of all samples (C,)
     means: Float  # (C, D)
     within: Float  # covariance within the classes, each weighted by its share (D, D)
+    units: Float  # of the features, (D,)
     pooled: PooledMoments | None = None  # for covariances of single classes
 
     @classmethod
@@ -239,9 +268,10 @@ class HeadMoments:
             np.add.at(sums, pooled.labels[components], pooled.shares[components, None] * own)
         means = sums / np.where(shares > 0, shares, 1.0)[:, None]
         if all(cone.lacking.all() for cone in cones):
-            return cls(shares, means, covariance_from_means(cones))
+            return cls(shares, means, covariance_from_means(cones), pooled.units)
         everything = np.ones(len(pooled.labels), dtype=bool)
-        return cls(shares, means, _spread_around(pooled, means, everything), pooled)
+        within = _spread_around(pooled, means, everything)
+        return cls(shares, means, within, pooled.units, pooled)
 
     def class_covariance(self, label: int) -> Float:
         """Return the covariance of one class, (D, D)."""
@@ -255,8 +285,10 @@ def component_means(pooled: PooledMoments) -> Iterator[tuple[slice, Float]]:
     """Yield the means of all components, some at a time."""
     if pooled.matrices:
         yield slice(0, len(pooled.matrices)), pooled.means
-    for block in pooled.low.blocks():
-        yield block.components, block.means
+    start = pooled.low.first
+    for cone in pooled.low.cones:
+        yield slice(start, start + len(cone.labels)), mean_values(cone)
+        start += len(cone.labels)
 
 
 def component_images(
@@ -286,12 +318,14 @@ def _spread_around(pooled: PooledMoments, means: Float, chosen: Float) -> Float:
     for components, own in component_means(pooled):
         off = own - means[pooled.labels[components]]
         total += (off * weights[components, None]).T @ off
-    diagonal = np.zeros(features)
-    for block in pooled.low.blocks():
-        mine = weights[block.components]
-        diagonal += mine @ block.variances
-        rows = (block.factors * np.sqrt(mine)[:, None, None]).reshape(-1, features)
-        total += rows.T @ rows
+    diagonal, waiting = np.zeros(features), np.zeros((0, features))
+    for rows, variances in pooled.low.spreads(weights):
+        diagonal += variances
+        # One product for many rows.
+        waiting = np.concatenate([waiting, rows])
+        if len(waiting) > features:
+            total, waiting = total + waiting.T @ waiting, waiting[:0]
+    total += waiting.T @ waiting
     total[np.diag_indices_from(total)] += diagonal
     return (total + total.T) / 2
 
@@ -340,7 +374,7 @@ def _lent(
     ]
     if any(isinstance(cone.covariance, FullCovariance) for cone in regular):
         return FullCovariance(np.stack(donors).astype(np.float32))
-    most = max(_covariance(cone).rank(e) for cone in regular for e in range(len(cone.labels)))
+    most = max(_covariance(cone).columns(e) for cone in regular for e in range(len(cone.labels)))
     return _stacked([factor(matrix, most) for matrix in donors])
 
 
