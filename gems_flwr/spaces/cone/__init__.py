@@ -14,6 +14,7 @@ from gems_flwr.faces import lazy_face
 
 _NAMES = {
     "build": ("Components build_cone build_means cluster_classes factor factor_samples k_means"),
+    "common": "CommonCovariance",
     "cone": "ClassMomentCone mean_values",
     "covariance": (
         "FullCovariance LowRankCovariance PartialCovariance "
@@ -57,6 +58,7 @@ _NAMES = {
 
 if TYPE_CHECKING:
     from gems_flwr.spaces.cone.build import *
+    from gems_flwr.spaces.cone.common import *
     from gems_flwr.spaces.cone.cone import *
     from gems_flwr.spaces.cone.covariance import *
     from gems_flwr.spaces.cone.heads import *

@@ -218,33 +218,22 @@ def symmetric(halves: NDArray, side: int) -> NDArray:
 class LowRankCovariance(_Covariances):
     """``F F^T + diag(deviations ** 2)`` per component: positive semi-definite by construction.
 
-    Factors are columns (components, D, r) where all components have as many, else rows
-    (sum of ranks, D), one component after the other, with `ranks` (from 0 to D). Deviations
-    (components, D) are those of what the factors leave, at least 0. Either may be in int8.
+    Factors (components, D, r) are columns. Deviations (components, D) are those of what the factors
+    leave, at least 0. Either may be in int8.
     """
 
     form: ClassVar[str] = "low_rank"
     keys: ClassVar[tuple[str, ...]] = (
-        *("factors", "factors.codes", "factors.scales", "ranks"),
+        *("factors", "factors.codes", "factors.scales"),
         *("deviations", "deviations.codes", "deviations.scales"),
     )
     factors: Values
     deviations: Values
-    ranks: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         set_ = object.__setattr__
-        if self.ranks is None:
-            set_(self, "factors", check_values("factors", self.factors, (None, None, None)))
-            components, features = self.factors.shape[:2]
-        else:
-            set_(self, "ranks", check_array("ranks", self.ranks, (None,), 1e9, np.int64))
-            components, features = len(self.ranks), int(np.shape(self.deviations)[-1])
-            lowest, highest = int(self.ranks.min()), int(self.ranks.max())
-            if lowest < 0 or highest > features:
-                raise SpaceError("ranks", f"from 0 to {features}", f"{lowest} to {highest}")
-            columns = int(self.ranks.sum())
-            set_(self, "factors", check_values("factors", self.factors, (columns, features)))
+        set_(self, "factors", check_values("factors", self.factors, (None, None, None)))
+        components, features = self.factors.shape[:2]
         checked = check_values("deviations", self.deviations, (components, features))
         set_(self, "deviations", checked)
         if float(dense(checked).min()) < 0:
@@ -257,14 +246,11 @@ class LowRankCovariance(_Covariances):
 
     def rank(self, index: int) -> int:
         """Return how many columns one component's factor has."""
-        return self.factors.shape[2] if self.ranks is None else int(self.ranks[index])
+        return self.factors.shape[2]
 
     def factor(self, index: int) -> NDArray[np.float32]:
         """Return one component's factor, of shape (D, r)."""
-        if self.ranks is None:
-            return np.asarray(dense(self.factors, slice(index, index + 1))[0])
-        end = int(self.ranks[: index + 1].sum())
-        return np.asarray(dense(self.factors, slice(end - self.rank(index), end)).T)
+        return np.asarray(dense(self.factors, slice(index, index + 1))[0])
 
     def variances(self, index: int) -> Float:
         """Return one component's variances beside its factor, (D,)."""
@@ -283,26 +269,16 @@ class LowRankCovariance(_Covariances):
     def select(self, keep: NDArray[np.bool_]) -> LowRankCovariance:
         """Return some of the components."""
         deviations = select_values(self.deviations, keep)
-        if self.ranks is None:
-            return LowRankCovariance(select_values(self.factors, keep), deviations)
-        factors = select_values(self.factors, np.repeat(keep, self.ranks))
-        return LowRankCovariance(factors, deviations, self.ranks[keep])
+        return LowRankCovariance(select_values(self.factors, keep), deviations)
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the stored arrays."""
-        # Without any column there is nothing to send: arrays of no length are refused.
-        arrays = pack_values("factors", self.factors) if self.factors.shape[0] else {}
-        arrays |= pack_values("deviations", self.deviations)
-        return arrays if self.ranks is None else arrays | {"ranks": self.ranks.astype(np.int32)}
+        return pack_values("factors", self.factors) | pack_values("deviations", self.deviations)
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any], features: int) -> LowRankCovariance:
         """Rebuild from what `to_arrays` returned."""
-        deviations, ranks = unpack_values("deviations", arrays), arrays.get("ranks")
-        if ranks is not None and not np.any(ranks):
-            none = np.zeros((0, np.shape(deviations)[-1]), dtype=np.float32)
-            return cls(none, deviations, ranks)
-        return cls(unpack_values("factors", arrays), deviations, ranks)
+        return cls(unpack_values("factors", arrays), unpack_values("deviations", arrays))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -106,17 +106,6 @@ def coarseness(count: int, features: int, rank: int) -> float:
     return max(0.0, 1 - NUMBERS_PER_SAMPLE * count / ((2 + rank) * features))
 
 
-def rounded_away_below(features: int) -> int:
-    """Return the count below which the automatic rule rounds by more than a typical deviation.
-
-    There it shows no direction of the covariance, and a mean of few exact numbers tells more.
-    """
-    count, root = smallest_count(features), PUSHES * math.sqrt(features)
-    while allowed_rank(count, features) == 0 and coarseness(count, features, 0) * root > count:
-        count += 1
-    return count
-
-
 def feature_units(inputs: Tensor) -> Float:
     """Return a power of ten for each feature where their ranges differ by orders of magnitude.
 

@@ -380,14 +380,11 @@ def _lent(
 
 def _stacked(pairs: Sequence[tuple[Float, Float]]) -> LowRankCovariance:
     # Means within the bound may scatter beyond it: no node's lie is to end the run here.
-    rows, deviations = (
-        np.clip(each, -MAX_WEIGHT, MAX_WEIGHT).astype(np.float32)
-        for each in (
-            np.concatenate([top.T for top, _ in pairs]),
-            np.stack([rest for _, rest in pairs]),
-        )
+    factors, deviations = (
+        np.clip(np.stack(each), -MAX_WEIGHT, MAX_WEIGHT).astype(np.float32)
+        for each in zip(*pairs, strict=True)
     )
-    return LowRankCovariance(rows, deviations, np.array([top.shape[1] for top, _ in pairs]))
+    return LowRankCovariance(factors, deviations)
 
 
 def covariance_from_means(cones: Sequence[ClassMomentCone]) -> Float:

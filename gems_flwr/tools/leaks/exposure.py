@@ -30,16 +30,15 @@ from gems_flwr.spaces.cone import (
     PUSHES,
     SENSITIVITY,
     ClassMomentCone,
+    CommonCovariance,
     FullCovariance,
     LowRankCovariance,
-    MeanRule,
     PartialCovariance,
     QuantizedArray,
     coarseness,
     gaussian_noise,
     mean_values,
     shown_numbers,
-    whole_count,
 )
 from gems_flwr.typing import Float
 
@@ -100,7 +99,7 @@ def sent_rank(cone: ClassMomentCone, entry: int) -> int | None:
 
 def own_covariance(
     cone: ClassMomentCone, entry: int
-) -> tuple[FullCovariance | LowRankCovariance | None, int]:
+) -> tuple[FullCovariance | LowRankCovariance | CommonCovariance | None, int]:
     """Return what has a component's covariance, and where; None where its mean is alone."""
     covariance: Any = cone.covariance
     if not isinstance(covariance, PartialCovariance):
@@ -124,17 +123,17 @@ def private_auc(epsilon: float, delta: float) -> float:
 def mean_information(cone: ClassMomentCone, entry: int) -> float:
     """Return I of the module's docstring for the mean of one component."""
     count, features = int(cone.counts[entry]), cone.num_features
-    steps, is_automatic = mean_steps(cone, entry), _is_automatic(cone)
-    if bool(cone.lacking[entry]):
-        if is_automatic and count < whole_count(features, MeanRule()):
+    if isinstance(cone.covariance, CommonCovariance):
+        blur = coarseness(count, features, cone.covariance.rank(entry))
+        if blur * PUSHES * math.sqrt(features) > count and len(cone.labels) > 2:
             return shown_numbers(count, features) / count
+    elif bool(cone.lacking[entry]):
         # A mean alone is rounded as if it were all that is sent.
-        blur = max(0.0, 1 - NUMBERS_PER_SAMPLE * count / features) if steps.any() else 0.0
-    elif is_automatic:
-        blur = coarseness(count, features, sent_rank(cone, entry) or 0)
+        blur = max(0.0, 1 - NUMBERS_PER_SAMPLE * count / features)
+        blur *= bool(mean_steps(cone, entry).any())
     else:
         variances = np.maximum(np.diag(cone.covariance.dense_matrix(entry)), 0)
-        return information(variances, steps, count)
+        return information(variances, mean_steps(cone, entry), count)
     # Steps are those of the automatic rule, 3 blur sqrt(trace) / n. The variances that such a cone
     # shows are rounded up as well and say little of the true ones. If all features have the same
     # one it cancels, and no other variances of that trace give a larger I.
@@ -147,13 +146,6 @@ def information(variances: Float, steps: Float, count: int) -> float:
     there = variances > 0
     shares = variances[there] / (variances[there] + count * steps[there] ** 2 / 12)
     return float(shares.sum() / count)
-
-
-def _is_automatic(cone: ClassMomentCone) -> bool:
-    # The automatic rule alone gives each component a rank of its own.
-    covariance = cone.covariance
-    own = covariance.own if isinstance(covariance, PartialCovariance) else covariance
-    return isinstance(own, LowRankCovariance) and own.ranks is not None
 
 
 def mean_steps(cone: ClassMomentCone, entry: int) -> Float:

@@ -23,7 +23,12 @@ import numpy as np
 import torch
 from scipy.spatial.distance import cdist
 
-from gems_flwr.spaces.cone import ClassMomentCone, LowRankCovariance, feature_units
+from gems_flwr.spaces.cone import (
+    ClassMomentCone,
+    CommonCovariance,
+    LowRankCovariance,
+    feature_units,
+)
 from gems_flwr.tools.leaks.exposure import own_covariance
 from gems_flwr.typing import Float
 
@@ -43,6 +48,9 @@ def sent_directions(cone: ClassMomentCone, entry: int) -> Float:
     covariance, place = own_covariance(cone, entry)
     if covariance is None:
         return np.zeros((0, cone.num_features))
+    if isinstance(covariance, CommonCovariance):
+        own = covariance.own(place)
+        return np.zeros((0, cone.num_features)) if own is None else own[0]
     if isinstance(covariance, LowRankCovariance):
         return covariance.factor(place).astype(np.float64).T
     return main_directions(covariance.dense_matrix(place), int(cone.counts[entry]))

@@ -25,6 +25,7 @@ from gems_flwr.spaces.cone import (
     MEAN_COUNT,
     MIN_COUNT,
     ClassMomentCone,
+    CommonCovariance,
     FullCovariance,
     MeanRule,
     PartialCovariance,
@@ -103,9 +104,9 @@ def recipe_of(cone: ClassMomentCone, data: LayerSamples) -> Recipe:
     least = None if smallest >= MIN_COUNT else max(2, smallest)
     if isinstance(covariance, FullCovariance):
         return Recipe(rank="full", pieces=pieces, min_count=least)
-    if covariance.ranks is None:
-        return Recipe(rank=covariance.rank(0), int8=eight, pieces=pieces, min_count=least)
-    return Recipe(int8=isinstance(covariance.deviations, QuantizedArray), pieces=pieces)
+    if isinstance(covariance, CommonCovariance):
+        return Recipe(pieces=pieces)
+    return Recipe(rank=covariance.rank(0), int8=eight, pieces=pieces, min_count=least)
 
 
 def tried_recipe(cone: ClassMomentCone, data: LayerSamples) -> tuple[Recipe, bool]:
@@ -185,11 +186,12 @@ def releases(
 ) -> Callable[[Float], Moments | None]:
     """Return what turns other samples of a class into what would be sent of them.
 
-    Of a small class a mean is shown in directions of the node's other classes. `is_mean`: the class
+    Of a small class a mean is shown in directions of the node's other classes, and by default all
+    is in coordinates of a covariance that is common to them. `is_mean`: the class
     is sent as a mean alone; if a space of other samples is of another form in this, it is no fair
     trial, and None is returned.
     """
-    needs_others = is_mean and recipe.kind == "cone"
+    needs_others = recipe.kind == "cone" and (is_mean or recipe.rank == "auto")
     others = (data.labels != label) & needs_others
     if recipe.private is not None:
         # All other classes are noise of their own, which shows nothing of this one.
