@@ -11,25 +11,19 @@ from gems_flwr.spaces import load_space, save_space, screen_spaces, unflatten_li
 from gems_flwr.spaces.cone import (
     MEAN_COUNT,
     NUMBERS_PER_SAMPLE,
-    PUSHES,
     ClassMomentCone,
     HeadMoments,
-    LowRankCovariance,
     MeanRule,
     PrivateRelease,
-    QuantizedArray,
     allowed_rank,
     build_cone,
     build_means,
     coarseness,
-    dense,
-    feature_units,
     least_count,
     lend_covariances,
     may_send_full,
     mean_values,
     shown_numbers,
-    smallest_count,
     solve_cones,
     whole_count,
 )
@@ -71,79 +65,6 @@ def test_a_class_of_nine_tenths_as_many_numbers_is_exact_and_one_of_fewer_sample
     assert coarseness(45, 20, 0) == pytest.approx(1 - NUMBERS_PER_SAMPLE * 45 / 40, abs=0.02)
     assert coarseness(45, 20, 0) == 0
     assert coarseness(44, 20, 0) > 0
-
-
-def test_small_classes_take_part_without_options_and_the_smallest_are_withheld():
-    """3 sqrt(D / 12) samples: 25 of 784 pixels; never fewer than a mean takes."""
-    assert (smallest_count(784), smallest_count(4)) == (25, 8)
-    cone = cone_of([100, 25, 24, 7], 784)
-    assert cone.labels.tolist() == [0, 1, 2]
-    assert cone.lacking.tolist() == [False, False, True]
-    assert (cone.withheld, cone.withheld_count) == ((3,), 7)
-    assert cone.covariance.own.ranks.tolist() == [4, 1]
-    assert cone_of([9, 7], 4).labels.tolist() == [0]
-
-
-def test_without_a_larger_class_to_take_directions_from_small_ones_are_withheld():
-    with pytest.raises(SpaceError, match="at least 25"):
-        cone_of([24, 3], 784)
-
-
-def test_values_are_rounded_to_steps_of_three_pushes_of_one_sample():
-    cone = cone_of([50], 300, min_count=2)
-    assert isinstance(cone.means, QuantizedArray)
-    spread = np.sqrt(np.trace(np.cov(normal(50, 300).numpy().T, bias=True)))
-    blur = coarseness(50, 300, 2)
-    assert float(cone.means.scales[0, 0]) == pytest.approx(blur * PUSHES * spread / 50, rel=1e-4)
-    steps = dense(cone.means) / cone.means.scales
-    assert steps == pytest.approx(np.rint(steps), abs=1e-5)
-
-
-def test_a_variance_that_was_never_seen_looks_like_the_others():
-    """A pixel that is black on all samples would tell who is not among them."""
-    x = normal(40, 300)
-    x[:, :7] = 0
-    deviations = dense(build_cone(x, torch.zeros(40), 2).covariance.deviations)[0]
-    assert deviations[:7].min() > 0
-    assert deviations[:7].max() <= deviations[7:].max()
-
-
-def test_asking_again_tells_nothing_new():
-    one, two = (cone_of([60, 300], 100, seed=seed) for seed in (0, 1))
-    assert np.array_equal(dense(one.means), dense(two.means))
-    assert np.array_equal(dense(one.covariance.factors), dense(two.covariance.factors))
-
-
-def test_columns_of_other_orders_of_magnitude_keep_their_digits():
-    """Metres beside millimetres: one step for both would leave nothing of the metres."""
-    x = normal(40, 6) * torch.tensor([1.0, 1, 1, 1000, 0.001, 1]) + torch.tensor([0, 0, 0, 0, 1, 0])
-    assert feature_units(x).tolist() == [1, 1, 1, 1000, 0.001, 1]
-    cone = build_cone(x, torch.zeros(40), 2)
-    assert dense(cone.means)[0, 4] == pytest.approx(1, abs=0.001)
-    apart = (dense(cone.means)[0] - x.mean(dim=0).numpy()) / x.std(dim=0).numpy()
-    assert np.abs(apart).max() < 0.5
-
-
-def test_ranks_that_differ_take_no_more_bytes_than_they_need():
-    cone = cone_of([500, 30], 100)
-    assert cone.covariance.ranks.tolist() == [20, 1]
-    # Per direction, mean and deviations a byte for each feature and 4 for the scale; rank 4 each.
-    assert sum(a.nbytes for a in cone.covariance.to_arrays().values()) == 21 * 104 + 2 * 104 + 2 * 4
-    again = LowRankCovariance.from_arrays(cone.covariance.to_arrays(), 100)
-    second = again.select(np.array([False, True])).dense_matrix(0)
-    assert second == pytest.approx(cone.covariance.dense_matrix(1))
-
-
-def test_without_any_direction_only_mean_and_variances_travel():
-    arrays = cone_of([12, 12], 16).covariance.to_arrays()
-    assert not any(key.startswith("factors") for key in arrays)
-    assert LowRankCovariance.from_arrays(arrays, 16).ranks.tolist() == [0, 0]
-
-
-@pytest.mark.parametrize("ranks", [[3, 0], [-1, 4], [5, 5], [1.5, 1]])
-def test_ranks_that_do_not_fit_are_refused(ranks):
-    with pytest.raises(SpaceError, match="factors: expected shape" if ranks == [3, 0] else "ranks"):
-        LowRankCovariance(np.ones((2, 4)), np.ones((2, 4)), np.array(ranks))
 
 
 def test_a_fixed_rank_or_full_moments_are_as_before():

@@ -56,7 +56,6 @@ from gems_flwr.spaces.cone.rules import (
     coarseness,
     few_move,
     least_count,
-    may_send_full,
     mean_step,
     middle_mean,
     shown_numbers,
@@ -143,11 +142,8 @@ def build_cone(
     counts, rule = components.counts, mean_rule or MeanRule()
     keep, is_full = counts >= max(1, least), rank == "full"
     if rank == "auto":
-        rule = dataclasses.replace(rule, exact=False)
-        enough = bool(keep.any()) and largest_rank is None
-        is_full = enough and may_send_full(int(counts[keep].min()), features)
-        sent = counts >= max(1, rule.least)
-        if not is_full and counts[sent].sum() - sent.sum() >= smallest_count(features):
+        sent, rule = counts >= max(1, rule.least), dataclasses.replace(rule, exact=False)
+        if counts[sent].sum() - sent.sum() >= smallest_count(features):
             own_at_least = max(least, features)
             stored, common = components.common(sent, own_at_least, largest_rank)
             about = num_classes, components.labels, counts, sent, stored, common

@@ -252,7 +252,7 @@ class Cone(_Moments):
         full, low = FullCovariance.form, LowRankCovariance.form
         # A node may answer a fixed rank by its automatic rule.
         common = CommonCovariance.form
-        forms = {"auto": (full, common), "full": (full,)}.get(str(self.rank), (low, common))
+        forms = {"auto": (common,), "full": (full,)}.get(str(self.rank), (low, common))
         self._check_moments(space, forms, self.clusters)
         if isinstance(self.rank, int):
             rank = max(group.directions or 0 for group in _groups(space))

@@ -87,14 +87,19 @@ class PooledMoments:
         return np.asarray(2.0 ** ((weights * octaves).sum(axis=0) / weights.sum(axis=0) / 4))
 
     @functools.cached_property
+    def center(self) -> Float:
+        """Mean of all samples, (D,)."""
+        parts = [self.shares[rows] @ means for rows, means in component_means(self)]
+        return np.asarray(np.sum(parts, axis=0))
+
+    @functools.cached_property
     def feature_scale(self) -> Float:
         """Deviation of each feature over all samples, floored, (D,)."""
-        center = sum(self.shares[rows] @ means for rows, means in component_means(self))
         diagonals = np.array([np.diag(matrix) for matrix in self.matrices], dtype=np.float64)
         variance = self.shares[: len(diagonals)] @ diagonals.reshape(self.means.shape)
         # By the law of total variance.
         for components, means in component_means(self):
-            variance = variance + self.shares[components] @ (means - center) ** 2
+            variance = variance + self.shares[components] @ (means - self.center) ** 2
         for rows, within in self.low.spreads(self.shares):
             variance = variance + within + (rows**2).sum(axis=0)
         deviations = np.sqrt(np.maximum(variance, 0)) / self.units
@@ -467,8 +472,9 @@ def solve_cones(
 
     first = np.zeros(split + classes)
     if start is not None:
-        first[:split] = (np.asarray(start)[:split].reshape(classes, features) * scale).reshape(-1)
-        first[split:] = np.asarray(start)[split:]
+        given = np.asarray(start)[:split].reshape(classes, features)
+        first[:split] = (given * scale).reshape(-1)
+        first[split:] = np.asarray(start)[split:] + given @ moments.center
     found = minimize(
         value_and_gradient,
         first,
@@ -477,13 +483,16 @@ def solve_cones(
         options={"maxiter": options.iterations, "maxcor": 20, "ftol": 1e-10, "gtol": 1e-7},
     )
     weight = found.x[:split].reshape(classes, features) / scale
-    point = flatten_linear(weight, found.x[split:])
+    point = flatten_linear(weight, found.x[split:] - weight @ moments.center)
     method = "cones: expected pairwise logistic loss"
     return verdict_of(cones, point, method, began)
 
 
 class ConeObjective:
-    """The smooth objective as a function of scaled weights (C, D) and bias (C,)."""
+    """The smooth objective as a function of scaled weights (C, D) and bias (C,).
+
+    Inputs are centred first: years beside fractions would leave the bias to itself.
+    """
 
     def __init__(
         self,
@@ -501,12 +510,14 @@ class ConeObjective:
         if options.class_weight == "balanced":
             shares = balanced_shares(moments.labels, shares)
         self.scale, self.labels = map(self.tensor, (moments.feature_scale, moments.labels))
+        self.center = self.tensor(moments.center)
         self.shares = self.tensor(shares)
         self.moments = moments
         nodes, weights = np.polynomial.hermite_e.hermegauss(POINTS)
         self.nodes, self.node_weights = map(self.tensor, (nodes, weights / weights.sum()))
         if public is not None:
-            self.public_inputs = public.inputs.to(self.device).to(torch.float64) / self.scale
+            inputs = public.inputs.to(self.device).to(torch.float64)
+            self.public_inputs = (inputs - self.center) / self.scale
             self.public_labels = public.labels.to(self.device, torch.long)
 
     def tensor(self, array: NDArray) -> Tensor:
@@ -525,7 +536,7 @@ class ConeObjective:
                 total += part
             value += float(loss.detach())
         for rows, means, images in component_images(self.moments, weight / self.scale):
-            means, images = means / self.scale, images / self.scale
+            means, images = (means - self.center) / self.scale, images / self.scale
             value += self._add(rows, means, images, weight, bias, gradient)
         return value, *gradient
 
