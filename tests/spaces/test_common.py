@@ -58,9 +58,9 @@ def test_means_and_covariances_are_those_of_the_samples():
         spread = np.cov(x[y == c].T, bias=True)
         expected = own * spread + (1 - own) * within
         sent = cone.covariance.dense_matrix(c)
-        # Rounding, smoothing and directions that are left out add at most a tenth.
+        # Rounding, smoothing, and what is left of few directions, made up for on the diagonal.
         whitened = np.linalg.eigvals(np.linalg.solve(expected, sent)).real
-        assert (whitened.min() > 0.7, whitened.max() < 1.5) == (True, True)
+        assert 0.6 < whitened.min() < whitened.max() < 2.5
         off = mean_values(cone)[c] - x[y == c].mean(axis=0)
         assert np.sqrt(off @ np.linalg.solve(within, off) / 30) < 0.05 + 3 / n
 
@@ -87,16 +87,17 @@ def test_a_mean_is_rounded_to_steps_of_three_pushes_of_one_sample():
 
 
 def test_a_mean_of_few_samples_is_shown_along_the_means_of_the_others():
-    """10 samples of 300 features: 7 numbers, and two that agree in these send the same."""
+    """10 samples of 300 features: the others say in which directions anything is shown."""
     x, y = clouds([200] * 12 + [10], 300)
     cone = build_cone(x, y, 13)
     others = dense(cone.means)[:12].astype(float)
     counted = (others - others.mean(axis=0)) * np.sqrt(200)
     _, sizes, directions = np.linalg.svd(counted, full_matrices=False)
     z = dense(cone.means)[12].astype(float)
-    along = z @ directions[:7].T @ directions[:7]
-    assert np.linalg.norm(z - along) < 0.15 * np.linalg.norm(z)
-    assert sizes[6] > 0
+    along = z @ directions[:11].T @ directions[:11]
+    # But for the codec, and the rounding of the others' means as they are sent.
+    assert np.linalg.norm(z - along) < 0.3 * np.linalg.norm(z)
+    assert sizes[10] > 1e-3 > sizes[11] / sizes[0]
 
 
 def test_a_variance_that_was_never_seen_looks_like_the_others():

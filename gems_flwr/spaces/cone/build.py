@@ -26,6 +26,7 @@ from gems_flwr.devices import exact_device
 from gems_flwr.errors import SpaceError
 from gems_flwr.spaces.cone.common import (
     DEAD,
+    ERROR_SHARE,
     MEAN_STEP,
     MOST_COMMON,
     MOST_OWN,
@@ -67,6 +68,8 @@ from gems_flwr.typing import Float, Rank
 Flags = NDArray[np.bool_]
 # Least deviation beside the directions of a covariance, relative to a feature's own.
 _LEAST_LEFT = 0.02
+# Longest step of a mean along the means of other classes, in deviations of its class.
+_LONGEST_STEP = 2.0
 
 
 def build_cone(
@@ -363,11 +366,12 @@ class Components:
                 rows.append(pair[0])
                 deviations.append(pair[1])
             ranks.append(own if shares[place] else 0)
-            step = _step(coarseness(count, features, ranks[-1]), features, count)
-            mean = z[place]
+            step, mean = _step(coarseness(count, features, ranks[-1]), features, count), z[place]
             if step > 1 and len(counts) > 2:
                 mean, step = _along_others(z, counts, place), 0.0
-            codes.append(quantize(mean[None], axis=1, least_step=max(step, MEAN_STEP)))
+            # What is rounded to a share of its own error takes few bytes.
+            step = max(step, MEAN_STEP, ERROR_SHARE / math.sqrt(count))
+            codes.append(quantize(mean[None], axis=1, least_step=step))
         tables = _joined(rows), _joined(deviations)
         about = center, octaves, shares.astype(np.float32), np.array(ranks)
         covariance = CommonCovariance(*about, *tables)
@@ -612,13 +616,18 @@ def _shown_covariance(
 
 
 def _along_others(z: Float, counts: NDArray[np.int64], place: int) -> Float:
-    """Return the part of a mean along directions in which the other classes' means differ most."""
-    others = np.delete(z, place, 0)
+    """Return the part of a mean along directions in which the other classes' means differ most.
+
+    So many that steps along them are not too long.
+    """
+    count, others = int(counts[place]), np.delete(z, place, 0)
     others = np.sqrt(np.delete(counts, place))[:, None] * (others - others.mean(axis=0))
-    sizes, directions = axes(others)
-    most = shown_numbers(int(counts[place]), z.shape[1])
-    chosen = directions[:most][sizes[:most] > 1e-9 * sizes[0]]
-    return np.asarray(z[place] @ chosen.T @ chosen)
+    squares, left = np.linalg.eigh(others @ others.T)
+    most = min(int((_LONGEST_STEP * count / PUSHES) ** 2), len(others) - 1)
+    chosen = np.flatnonzero(squares > 1e-9 * squares[-1])[-most:]
+    directions = left[:, chosen].T @ others / np.sqrt(squares[chosen])[:, None]
+    step = _step(coarseness(count, len(chosen), 0), len(chosen), count)
+    return np.asarray(rounded(directions @ z[place], step) @ directions)
 
 
 def _joined(rows: Sequence[QuantizedArray]) -> QuantizedArray:

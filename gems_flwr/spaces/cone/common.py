@@ -17,9 +17,9 @@ rounded to that is mostly zeros and ones, which are deflated.
 
 **What is shown** follows the rules of `gems_flwr.spaces.cone.rules`, with steps in these
 coordinates: of the common covariance as for a class of all samples (less one for each mean that
-they are centred at), of a class of its own covariance as for itself. A mean that would be rounded
-by more than the class is wide is shown in directions in which the means of the *other* classes
-differ instead, as many as its samples may show numbers.
+they are centred at), of a class of its own covariance as for itself. Where a mean would be rounded
+by more than the class is wide in every direction, it is rounded in those in which the means of the
+*other* classes differ, and not shown in the rest.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 # Steps of directions, relative to the residual's deviation, and of means, to the class's; most
 # directions that are shown. Chosen on validation data: more bytes bring nothing.
-ROW_STEP, MEAN_STEP = 0.03, 0.01
+ROW_STEP, MEAN_STEP, ERROR_SHARE = 0.03, 0.01, 0.3
 MOST_COMMON, MOST_OWN = 160, 100
 # The finest unit: of a feature that does not vary at all.
 DEAD = -400

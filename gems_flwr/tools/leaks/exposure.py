@@ -38,7 +38,6 @@ from gems_flwr.spaces.cone import (
     coarseness,
     gaussian_noise,
     mean_values,
-    shown_numbers,
 )
 from gems_flwr.typing import Float
 
@@ -126,7 +125,8 @@ def mean_information(cone: ClassMomentCone, entry: int) -> float:
     if isinstance(cone.covariance, CommonCovariance):
         blur = coarseness(count, features, cone.covariance.rank(entry))
         if blur * PUSHES * math.sqrt(features) > count and len(cone.labels) > 2:
-            return shown_numbers(count, features) / count
+            features = min(len(cone.labels) - 2, features)
+            blur = coarseness(count, features, 0)
     elif bool(cone.lacking[entry]):
         # A mean alone is rounded as if it were all that is sent.
         blur = max(0.0, 1 - NUMBERS_PER_SAMPLE * count / features)
