@@ -60,13 +60,13 @@ def batches(data: Data) -> Iterator[tuple[Tensor, Tensor]]:
 
 def _in_order(data: Any) -> Any:
     """Return a shuffled loader's batches in the data set's order, each time the same."""
-    sampler = getattr(data, "sampler", None)
-    if type(sampler) is not RandomSampler or sampler.replacement or data.batch_size is None:
+    shuffled = type(data) is DataLoader and type(data.sampler) is RandomSampler
+    if not shuffled or data.sampler.replacement or data.batch_size is None:
         return data
     same = ("num_workers", "collate_fn", "worker_init_fn", "timeout", "multiprocessing_context")
     order = BatchSampler(SequentialSampler(data.dataset), data.batch_size, data.drop_last)
     given: dict[str, Any] = {key: getattr(data, key) for key in same}
-    is_whole = sampler.num_samples == len(data.dataset)
+    is_whole = data.sampler.num_samples == len(data.dataset)
     return DataLoader(data.dataset, batch_sampler=order, **given) if is_whole else data
 
 
