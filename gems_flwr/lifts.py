@@ -110,8 +110,8 @@ class RandomFilters(nn.Module):
         # Channels last: the answers of all filters at a pixel are then neighbours in memory.
         weight = weight.float().to(memory_format=torch.channels_last)
         rows, columns = (_gaussian_windows(side, grid, self.sigma, self.margin) for side in sides)
-        named = (("weight", weight), ("bias", bias), ("rows", rows), ("columns", columns))
-        for name, buffer in named:
+        buffers = {"weight": weight, "bias": bias, "rows": rows, "columns": columns}
+        for name, buffer in buffers.items():
             self.register_buffer(name, buffer.float(), persistent=False)
 
     @property
@@ -147,7 +147,7 @@ class RandomFilters(nn.Module):
         answers = answers.add_(self.bias.reshape(-1, 1, 1)).relu_().permute(0, 2, 3, 1)
         # A window is one of rows times one of columns.
         means = self.rows @ answers.flatten(2)
-        means = self.columns @ means.unflatten(2, (-1, self.filters))
+        means = self.columns @ means.reshape(*means.shape[:2], -1, self.filters)
         means = means / (means.square().sum(dim=3, keepdim=True) + _EMPTY).sqrt()
         # The root's slope at zero is infinite; a millionth makes no difference.
         return means.permute(0, 3, 1, 2).flatten(1).clamp_min(1e-12).sqrt()
@@ -157,7 +157,7 @@ class RandomFilters(nn.Module):
         both, side = torch.stack([framed, framed.square()]), self.kernel
         # Several times as fast as `avg_pool2d` of so few channels.
         mean, square = both.unfold(3, side, 1).mean(dim=-1).unfold(4, side, 1).mean(dim=-1)
-        variance = (square - mean.square()).clamp_min(0).sum(dim=1, keepdim=True)
+        variance: Tensor = (square - mean.square()).clamp_min(0).sum(dim=1, keepdim=True)
         return (side**2 * variance + self.contrast**2).sqrt()
 
 
