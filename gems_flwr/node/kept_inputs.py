@@ -6,6 +6,7 @@ since messages may be answered by a process each. `LayerReader.read` compares th
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pathlib import Path
 from safetensors.torch import load, save
 from torch import Tensor
 
-from gems_flwr.core.disk import disk_faults, write_atomically
+from gems_flwr.core.disk import write_atomically
 from gems_flwr.core.log import log_warning
 from gems_flwr.errors import DiskError
 
@@ -40,36 +41,31 @@ class KeptInputs:
             if found and found[1]._version == version:
                 _memory[self.owner, key] = found, version
                 return found
-        if self.folder is None:
-            return None
-        try:
-            data = (path := self._path(self.folder, key)).read_bytes()
-            path.touch()
-        except OSError:
-            return None
-        check, body = data[:64], data[64:]
-        if hashlib.blake2b(body).digest() != check:
-            return None
-        ((digests, inputs),) = load(body).items()
-        self._remember(key, found := (bytes.fromhex(digests), inputs))
-        return found
+        with contextlib.suppress(OSError):
+            path = self._path(key)
+            data = path.read_bytes() if path else b""
+            if path and hashlib.blake2b(data[64:]).digest() == data[:64]:
+                path.touch()
+                ((digests, inputs),) = load(data[64:]).items()
+                self._remember(key, found := (bytes.fromhex(digests), inputs))
+                return found
+        return None
 
     def keep(self, key: bytes, found: Found) -> None:
         """Keep inputs in place of those used least recently, unless they are too many."""
         if found[1].nbytes > self.most or found[1].is_inference():
             return
         self._remember(key, found)
-        if self.folder is None:
+        if (path := self._path(key)) is None:
             return
+        body = save({found[0].hex(): found[1].contiguous()})
         try:
-            path, body = self._path(self.folder, key), save({found[0].hex(): found[1].contiguous()})
             write_atomically(path, hashlib.blake2b(body).digest() + body, private=True)
-            with disk_faults(f"remove files from {path.parent}"):
-                # Those of a process that was killed have another ending.
-                files = sorted((f.stat().st_mtime_ns, f) for f in path.parent.glob("*gems-inputs*"))
-                while sum(file.stat().st_size for _, file in files) > self.most:
-                    files.pop(0)[1].unlink()
-        except DiskError as error:
+            # Those of a process that was killed have another ending.
+            files = sorted((f.stat().st_mtime_ns, f) for f in path.parent.glob("*gems-inputs*"))
+            while sum(file.stat().st_size for _, file in files) > self.most:
+                files.pop(0)[1].unlink()
+        except (DiskError, OSError) as error:
             log_warning("inputs_not_kept", reason=str(error))
 
     def _remember(self, key: bytes, found: Found) -> None:
@@ -78,6 +74,7 @@ class KeptInputs:
             while sum(kept.nbytes for (_, kept), _ in _memory.values()) > self.most:
                 _memory.pop(next(iter(_memory)))
 
-    def _path(self, folder: str | Path, key: bytes) -> Path:
+    def _path(self, key: bytes) -> Path | None:
         name = hashlib.blake2b(self.owner.encode(), key=key, digest_size=16).hexdigest()
-        return Path(folder).expanduser() / f"gems-inputs-{name}"
+        folder = None if self.folder is None else Path(self.folder).expanduser()
+        return folder and folder / f"gems-inputs-{name}"

@@ -19,8 +19,7 @@ from gems_flwr.node.kept_inputs import KeptInputs
 from gems_flwr.node.limits import UNLIMITED
 
 COUNT, BATCH, PROBES = 40, 16, 8
-ALL = COUNT + PROBES
-SIZE = 4 * 16 * COUNT
+ALL, SIZE = COUNT + PROBES, 4 * 16 * COUNT
 
 
 class Backbone(nn.Module):
@@ -52,15 +51,15 @@ def loader(x, y, **options):
     return DataLoader(TensorDataset(x, y), BATCH, **options)
 
 
-@pytest.fixture
-def kept(monkeypatch):
+@pytest.fixture(autouse=True)
+def memory(monkeypatch):
     monkeypatch.setattr(kept_inputs, "_memory", {})
-    return lambda folder=None, most=10**6, owner="north": KeptInputs(owner, most, folder)
+    return KeptInputs("north", 10**6, None)
 
 
 @pytest.fixture
 def processes(monkeypatch):
-    """Each reading is as if in a process of its own: no memory, and other hashes of Python's."""
+    """As if each reading were in a process of its own: no memory, and Python's hashes differ."""
     monkeypatch.setattr(KeptInputs, "_remember", lambda *_: None)
     chance = np.random.default_rng(0)
     monkeypatch.setattr(inputs, "hash", lambda _: chance.integers(2**60), raising=False)
@@ -74,68 +73,57 @@ def cost(data, memory, **options):
     layer, before = reader.output_layer(data), Backbone.computed
     found, computed = reader.read(data, layer, memory), Backbone.computed - before
     expected = reader.read(data, layer)
-    assert torch.equal(found.inputs, expected.inputs) is not options.get("noise", False)
+    assert torch.equal(found.inputs, expected.inputs) is not ("noise" in options)
     assert torch.equal(found.labels, expected.labels)
     return computed
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_a_run_computes_its_inputs_once_and_has_the_bits_of_one_without_memory(
-    kept, on_disk, tmp_path, request
-):
+def test_a_run_computes_inputs_once_and_has_the_same_bits(on_disk, tmp_path, request):
     """Two nodes with shuffled loaders, and five requests in three rounds."""
 
-    def play(limits):
+    def play(**limits):
         data = both_parts(lambda context: loader(*images(), shuffle=True))
+        limits = dataclasses.replace(UNLIMITED, **limits)
         grid = InProcessGrid(linear_app(data=data, model=network, limits=limits), 2)
         before, arrays = Backbone.computed, ArrayRecord(network().state_dict())
         result = Gems(refine=2).start(grid, arrays, num_rounds=3)
         return [a.data for a in result.arrays.values()], Backbone.computed - before
 
-    folder = tmp_path if on_disk else None
     if on_disk:
         request.getfixturevalue("processes")
-    bits, computed = play(dataclasses.replace(UNLIMITED, inputs_folder=folder))
-    without, all_computed = play(dataclasses.replace(UNLIMITED, keep_inputs=0))
-    assert bits == without
-    assert all_computed - computed == 2 * (4 * COUNT - 5 * PROBES)
+    bits, computed = play(inputs_folder=tmp_path if on_disk else None)
+    assert play(keep_inputs=0) == (bits, computed + 2 * (4 * COUNT - 5 * PROBES))
 
 
-def test_other_data_are_never_answered_with_what_is_kept(kept):
+def test_other_data_and_other_modules_are_never_answered_with_what_is_kept(memory):
     x, y = images()
-    changed, memory = x.clone(), kept()
+    changed = x.clone()
     changed[-1, 0, 3, 3] += 1e-6
-    for data, computed in (
-        ((x, y), ALL),
-        ((x, 2 - y), PROBES),  # labels are not kept
-        (loader(changed, y), ALL),  # other batches
-        (loader(x, y, shuffle=True), PROBES + COUNT % BATCH),  # one pixel of the last batch
-        (loader(x[:BATCH], y[:BATCH]), PROBES),
-        (loader(x, y), ALL - BATCH),
-        ((x.double(), y), ALL),
-        (images(seed=1), ALL),
-    ):
-        assert cost(data, memory) == computed
-
-
-def test_another_module_is_computed_whatever_makes_it_another(kept):
-    memory = kept()
+    assert cost((x, y), memory) == ALL
+    assert cost((x, 2 - y), memory) == PROBES  # labels are not kept
+    assert cost(loader(changed, y), memory) == ALL  # other batches
+    assert cost(loader(x, y, shuffle=True), memory) == PROBES + COUNT % BATCH  # one pixel
+    assert cost(loader(x[:BATCH], y[:BATCH]), memory) == PROBES
+    assert cost(loader(x, y), memory) == ALL - BATCH
+    assert cost((x.double(), y), memory) == ALL
+    assert cost(images(seed=1), memory) == ALL
     for options in ({}, {"seed": 1}, {"weight": 2.0}, {"power": 2.0}):
-        assert [cost(images(), memory, **options) for _ in "ab"] == [ALL, PROBES]
-    assert [cost(images(), memory, noise=1.0) for _ in "ab"] == [ALL, ALL]
+        assert [cost((x, y), memory, **options) for _ in "ab"] == [ALL, PROBES]
+    assert [cost((x, y), memory, noise=1.0) for _ in "ab"] == [ALL, ALL]
 
 
-def test_of_all_in_memory_what_was_used_least_recently_goes_first(kept):
-    a, b, c = (kept(most=2 * SIZE, owner=name) for name in "abc")
+def test_of_all_in_memory_what_was_used_least_recently_goes_first():
+    a, b, c = (KeptInputs(owner, 2 * SIZE, None) for owner in "abc")
     costs = [cost(images(), memory) for memory in (a, b, a, c, a, b)]
     assert costs == [ALL, ALL, PROBES, ALL, PROBES, ALL]
-    # Nor is an answer that was changed in place kept, or one that is too large.
+    # Nor is what was changed in place used again, or what is too large kept.
     kept_inputs._memory.popitem()[1][0][1].zero_()
-    assert [cost(images(), memory) for memory in (b, kept(most=SIZE - 1))] == [ALL, ALL]
+    assert [cost(images(), each) for each in (b, *[KeptInputs("d", 9, None)] * 2)] == [ALL] * 3
 
 
-def test_files_are_for_the_owner_alone_bounded_and_recomputed_if_damaged(kept, processes, tmp_path):
-    memory = kept(tmp_path)
+def test_files_are_private_bounded_and_computed_again_if_damaged(processes, tmp_path):
+    memory = KeptInputs("north", 10**6, tmp_path)
     assert [cost(images(), memory) for _ in "ab"] == [ALL, PROBES]
     (path,) = tmp_path.iterdir()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -147,6 +135,6 @@ def test_files_are_for_the_owner_alone_bounded_and_recomputed_if_damaged(kept, p
             assert path.read_bytes() == whole
     (tmp_path / ".gems-inputs-left.1.tmp").write_bytes(bytes(len(whole)))
     for owner in "abcd":
-        cost(images(), kept(tmp_path, 2 * len(whole), owner))
+        cost(images(), KeptInputs(owner, 2 * len(whole), tmp_path))
     assert len(list(tmp_path.iterdir())) == 2
-    assert cost(images(), kept(path / "in the way")) == ALL
+    assert cost(images(), KeptInputs("e", 10**6, path / "in the way")) == ALL
