@@ -142,8 +142,8 @@ class RandomFilters(nn.Module):
         # A blank image has no range, and becomes zero.
         images = (images - low) / torch.where(span > 0, span, 1.0)
         framed = F.pad(images, (self.kernel // 2,) * 4, mode="replicate")
-        # In place: these are by far the largest arrays, and each new one is another pass.
-        answers = F.conv2d(framed, self.weight).div_(self._patch_lengths(framed))
+        # In place: a second array of this size is a pass more, and new memory at each call.
+        answers = F.conv2d(framed, self.weight).mul_(1 / self._patch_lengths(framed))
         answers = answers.add_(self.bias.reshape(-1, 1, 1)).relu_().permute(0, 2, 3, 1)
         # A window is one of rows times one of columns.
         means = self.rows @ answers.flatten(2)
