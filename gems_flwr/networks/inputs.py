@@ -224,7 +224,7 @@ def _digest(*tensors: Tensor, about: str = "", lasting: bool = True) -> bytes:
     """Return a digest of a text and of tensors: their types, shapes and values."""
     total = hashlib.blake2b(about.encode(), digest_size=16)
     for tensor in tensors:
-        values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        values = tensor.detach().to_dense().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         total.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
         if not lasting:
             # Python's hash, with a key of this process alone, takes a fifth of the time.
@@ -300,7 +300,7 @@ class LayerReader:
         for x, y in batches(_in_order(data)):
             labels.append(_classes(y, len(x)).cpu())
             if memory and key:
-                probe = [] if digests else [self._inputs(x[:_PROBE])]
+                probe = [] if digests else [self._inputs(x.to_dense()[:_PROBE])]
                 digests += _digest(x, *probe, lasting=memory.folder is not None)
                 kept = kept if kept and kept[0].startswith(digests) else None
             inputs.append(kept[1][rows : rows + len(x)] if kept else self._inputs(x))
