@@ -8,14 +8,16 @@ list of two loaders look alike.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from gems_flwr.devices import chosen_device, exact_device
 from gems_flwr.errors import ModelError
@@ -24,10 +26,16 @@ from gems_flwr.samples import Samples
 from gems_flwr.spaces import OutputLayer, find_output_layer
 from gems_flwr.typing import Arrays
 
+if TYPE_CHECKING:
+    from gems_flwr.node.kept_inputs import KeptInputs
+
 Data = tuple[Any, Any] | Iterable[Any]
 Part = Literal["train", "validation"]
 
 _BATCH = 4096
+# Samples whose inputs are computed in any case, so that a module is known by what it does as well.
+_PROBE = 8
+_PIECE = 2**16  # bytes that are hashed at a time
 _LABEL_NAMES = ("label", "labels", "target", "y", "fine_label")
 _WANTED = "return (train, validation) from data(context)"
 _FORMS = "each of them a loader, an iterable of batches or a pair of arrays (inputs, labels)"
@@ -48,6 +56,18 @@ def batches(data: Data) -> Iterator[tuple[Tensor, Tensor]]:
                 "single sample, not a batch"
             )
         yield inputs, labels
+
+
+def _in_order(data: Any) -> Any:
+    """Return a shuffled loader's batches in the data set's order, each time the same."""
+    shuffled = type(data) is DataLoader and type(data.sampler) is RandomSampler
+    if not shuffled or data.sampler.replacement or data.batch_size is None:
+        return data
+    same = ("num_workers", "collate_fn", "worker_init_fn", "timeout", "multiprocessing_context")
+    order = BatchSampler(SequentialSampler(data.dataset), data.batch_size, data.drop_last)
+    given: dict[str, Any] = {key: getattr(data, key) for key in same}
+    is_whole = data.sampler.num_samples == len(data.dataset)
+    return DataLoader(data.dataset, batch_sampler=order, **given) if is_whole else data
 
 
 def _tensor(values: Any) -> Tensor:
@@ -200,6 +220,20 @@ def linear_layer(
     return weight, bias[0] if bias else None
 
 
+def _digest(*tensors: Tensor, about: str = "", lasting: bool = True) -> bytes:
+    """Return a digest of a text and of tensors: their types, shapes and values."""
+    total = hashlib.blake2b(about.encode(), digest_size=16)
+    for tensor in tensors:
+        values = tensor.detach().to_dense().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        total.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        if not lasting:
+            # Python's hash, with a key of this process alone, takes a fifth of the time.
+            parts = range(0, values.size, _PIECE)
+            values = np.array([hash(values[n : n + _PIECE].tobytes()) for n in parts])
+        total.update(values.data)
+    return total.digest()
+
+
 # What may stand between the linear output layer and what the model returns.
 _ENDINGS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda scores: scores,
@@ -253,21 +287,46 @@ class LayerReader:
             )
         return layer
 
-    def read(self, data: Data, layer: OutputLayer) -> Samples:
-        """Return the layer's inputs on all of the data."""
-        inputs, labels = [], []
-        for x, y in batches(data):
-            inputs.append(self._inputs(x))
+    def read(self, data: Data, layer: OutputLayer, memory: KeptInputs | None = None) -> Samples:
+        """Return the layer's inputs on all of the data.
+
+        With a `memory`, batches are not computed again as long as they are those of the last time,
+        bit for bit. A module is known by what it is made of and by its outputs on a few samples:
+        one that draws random numbers is computed each time.
+        """
+        key = self._key(layer) if memory else None
+        kept = memory.find(key) if memory and key else None
+        inputs, labels, digests, rows = list[Tensor](), list[Tensor](), b"", 0
+        for x, y in batches(_in_order(data)):
             labels.append(_classes(y, len(x)).cpu())
+            if memory and key:
+                probe = [] if digests else [self._inputs(x.to_dense()[:_PROBE])]
+                digests += _digest(x, *probe, lasting=memory.folder is not None)
+                kept = kept if kept and kept[0].startswith(digests) else None
+            inputs.append(kept[1][rows : rows + len(x)] if kept else self._inputs(x))
+            rows += len(x)
         if not inputs:
             raise ModelError("there is no data to build a space on")
-        result = Samples(torch.cat(inputs), torch.cat(labels))
+        is_same = kept is not None and kept[0] == digests
+        result = Samples(kept[1] if kept and is_same else torch.cat(inputs), torch.cat(labels))
         if result.inputs.shape[1] != layer.features:
             raise ModelError(
                 f"the output layer has {layer.features} inputs, the data gives "
                 f"{result.inputs.shape[1]}"
             )
+        if memory and key and not is_same and len(result.inputs) == rows:
+            memory.keep(key, (digests, result.inputs))
         return result
+
+    def _key(self, layer: OutputLayer) -> bytes | None:
+        """Return a digest of what computes the layer's inputs, if anything does."""
+        module = self._module or nn.Identity()
+        # Buffers, too: those of a lift are in no state dict.
+        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        below = {name: each for name, each in tensors.items() if name not in layer.keys}
+        devices = {str(each.device) for each in below.values()}
+        about = f"{module} {self._name} {list(below)} {devices}"
+        return _digest(*below.values(), about=about) if below else None
 
     def _inputs(self, x: Tensor) -> Tensor:
         if self._module is None:

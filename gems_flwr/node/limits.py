@@ -104,6 +104,12 @@ class NodeLimits:
         Part of the nodes that it takes to open a masked sum, at least; above a half, to 1.
     only_sums : bool, default False
         Whether everything but masked sums (`SecureSum`) is refused.
+    keep_inputs : int, default 512
+        Megabytes of inputs of the output layer that are kept from one message to the next, in
+        memory for all nodes of a process; 0 for none. No answer depends on it.
+    inputs_folder : path, optional
+        The owner's own folder where as many are kept, for nodes whose messages are answered by a
+        process each. By default none are on disk.
 
     Examples
     --------
@@ -128,6 +134,8 @@ class NodeLimits:
     least_nodes: int = 3
     least_threshold: float = 2 / 3
     only_sums: bool = False
+    keep_inputs: int = 512
+    inputs_folder: str | Path | None = None
 
     def __post_init__(self) -> None:
         budget, answers = self.dp_budget, self.adaptive_answers
@@ -140,6 +148,7 @@ class NodeLimits:
             "dp_delta": (0 < self.dp_delta < 1, "in (0, 1)"),
             "honest_nodes": (self.honest_nodes >= 1, "at least 1"),
             "least_nodes": (self.least_nodes >= 3, "at least 3"),
+            "keep_inputs": (self.keep_inputs >= 0, "at least 0"),
             "least_threshold": (0.5 < self.least_threshold <= 1, "above 0.5 and at most 1"),
         }
         if not all(holds for holds, _ in rules.values()):
@@ -340,6 +349,8 @@ _NODE_KEYS: dict[str, tuple[type, ...]] = {
     "least_nodes": (int,),
     "least_threshold": (float, int),
     "only_sums": (bool,),
+    "keep_inputs": (int,),
+    "inputs_folder": (str,),
 }
 
 

@@ -69,6 +69,7 @@ from gems_flwr.networks import (
     lowest_layers,
     read_node_data,
 )
+from gems_flwr.node.kept_inputs import KeptInputs
 from gems_flwr.node.limits import NodeLimits, ledger, spend
 from gems_flwr.samples import Samples
 from gems_flwr.spaces import OutputLayer
@@ -402,7 +403,9 @@ class Node:
         if part not in self._readers:
             # Finding the layer takes a batch, and some data can be read only once.
             layer = self.output_layer(part)
-            self._readers[part] = self._reader.read(self.data(part), layer)
+            owner, most = f"{self.context.run_id} {self.name} {part}", self.limits.keep_inputs
+            memory = KeptInputs(owner, most * 10**6, self.limits.inputs_folder) if most else None
+            self._readers[part] = self._reader.read(self.data(part), layer, memory)
         return self._readers[part]
 
     def train(self, frozen: Iterable[str] = ()) -> Arrays:

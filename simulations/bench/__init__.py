@@ -1,1 +1,1 @@
-"""What messages, packing, spaces, sums, sampling and training cost: ``make bench``."""
+"""What messages, packing, spaces, lifts, sums, sampling and training cost: ``make bench``."""

@@ -30,7 +30,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from rich.console import Console
 
-from gems_flwr import FedAvg, InProcessGrid, SecureSum, good_enough_mod
+from gems_flwr import FedAvg, InProcessGrid, RandomFilters, SecureSum, good_enough_mod
 from gems_flwr.averaging import draw_assignment, optimal_probabilities
 from gems_flwr.compression import encode
 from gems_flwr.core.records import (
@@ -201,6 +201,21 @@ def spaces(quick: bool) -> Iterator[Row]:
         yield timed("spaces", "intersection of balls", f"{nodes} nodes", nodes, meet, None, mean)
 
 
+def lifts(quick: bool) -> Iterator[Row]:
+    """Random filters; obvious: a bare convolution of all images at once; limit: of a few."""
+    lift = RandomFilters((1, 28, 28))
+    for count in (500, 1000) if quick else (1000, 2000, 4000):
+        images = torch.rand(count, 1, 28, 28)
+        bare = partial(torch.nn.functional.conv2d, weight=lift.weight, padding=2)
+        few = partial(lambda work, parts: any(work(x) is None for x in parts), bare)
+        works = (
+            partial(lift, images),
+            partial(bare, images),
+            partial(few, torch.split(images, 20)),
+        )
+        yield timed("lifts", "random filters", f"{count:,} images", count, *works)
+
+
 def bisected(data: LayerData, epsilon: float, samples: int) -> float:
     """Return the radius as Algorithm 2 of GEMS 2019 finds it: new random models at every step."""
     x, y = data.augmented(slice(None))
@@ -281,7 +296,7 @@ def training(quick: bool) -> Iterator[Row]:
 
 
 PARTS: dict[str, Callable[[bool], Iterator[Row]]] = {
-    each.__name__: each for each in (messages, packing, spaces, sums, sampling, training)
+    each.__name__: each for each in (messages, packing, spaces, lifts, sums, sampling, training)
 }
 
 

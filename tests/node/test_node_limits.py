@@ -250,6 +250,7 @@ def test_a_node_sets_its_limits_by_its_own_config():
         ({"dp-budget": 0.0}, "dp_budget must be above 0"),
         ({"least-nodes": 2}, "least_nodes must be at least 3"),
         ({"adaptive-answers": -1}, "adaptive_answers must be at least 0"),
+        ({"keep-inputs": -1}, "keep_inputs must be at least 0"),
     ],
 )
 def test_wrong_limits_are_refused_with_what_is_allowed(config, words):
