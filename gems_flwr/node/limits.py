@@ -233,7 +233,8 @@ class NodeLimits:
                     f"it is {most}, and the server wants {more} of {name} beside the {count} that "
                     "it got, of contents that it chooses (gradients, losses, other layers below "
                     "the head than the node's own or its first, other groups): ask with "
-                    f"secure=SecureSum(), or the node's owner sets adaptive-answers={count + more}",
+                    "secure=SecureSum(), for which a real node has trusted-keys, or the node's "
+                    f"owner sets adaptive-answers={count + more}",
                 )
         return {name: count + disclosure.adaptive for name, count in so_far.items()}
 
@@ -279,7 +280,11 @@ class NodeLimits:
             raise RefusedError(
                 "largest_rank",
                 f"an exact mean of {features} features, {group.name} has {count} samples{whose}; "
-                + ("leave it out" if masked else "ask with masks, or for rank='auto' without sums"),
+                + (
+                    "leave it out"
+                    if masked
+                    else "ask nodes with trusted-keys under masks, or for rank='auto' without sums"
+                ),
             )
         most = allowed_rank(count, features) if self.rank_cap is None else self.rank_cap
         whole = may_send_full(count, features) and self.largest_rank == "auto"

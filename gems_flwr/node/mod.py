@@ -429,12 +429,12 @@ class Node:
     def allow(self, disclosure: Disclosure, *, leaves: bool = False) -> None:
         """Refuse an answer beyond the node's limits; note an adaptive one that `leaves` now."""
         exact = disclosure.kind == "moments" and disclosure.squared_mu is None
-        if exact and not self.masked_with and self.is_steered:
+        if exact and not disclosure.masked_with and self.is_steered:
             disclosure = replace(disclosure, adaptive=True)
         self.limits.allow(disclosure)
         self.has_counted |= leaves
         chosen = disclosure.adaptive or disclosure.planned
-        if chosen and not self.masked_with and self.limits.adaptive_answers:
+        if chosen and not disclosure.masked_with and self.limits.adaptive_answers:
             with self._ledger() as entries:
                 noted = [name for name in entries if name.startswith(ADAPTIVE)]
                 given = {name.removeprefix(ADAPTIVE): entries[name] for name in noted}
@@ -460,11 +460,22 @@ class Node:
         config = self.context.node_config
         return str(config.get("name", config.get("partition-id", "node")))
 
+    @property
+    def is_simulated(self) -> bool:
+        """Whether Flower gave the node the number of partitions, and no one a ledger."""
+        return "num-partitions" in self.context.node_config and self.limits.ledger is None
+
+    @property
+    def hidden_with(self) -> int:
+        """How many nodes hide the answer from a server that may play nodes that no one signs."""
+        checked = self.context.node_config.get("trusted-keys") or self.is_simulated
+        return self.masked_with if checked else 0
+
     def _ledger(self) -> contextlib.AbstractContextManager[dict[str, Any]]:
-        # A simulated node, which Flower gives this number, begins anew with every run: a second one
-        # may well start from other random layers.
-        simulated = "num-partitions" in self.context.node_config and self.limits.ledger is None
-        return ledger(None if simulated else self.limits.ledger_of(self.ledger_name), self.context)
+        # A simulated node begins anew with every run: a second one may well start from other
+        # random layers.
+        path = None if self.is_simulated else self.limits.ledger_of(self.ledger_name)
+        return ledger(path, self.context)
 
     @cached_property
     def is_steered(self) -> bool:
@@ -496,7 +507,8 @@ class Node:
         """Return a summand, written as the server's layout says."""
         if self.layout is None:
             raise ModelError("the server asks for a sum and does not say how it is written")
-        return summand_record(self.layout.pack(self.layout.encode(values)))
+        words = self.layout.encode(values, clip=self.masked_with > 0)
+        return summand_record(self.layout.pack(words))
 
 
 def node_name(context: Context) -> str:

@@ -44,6 +44,7 @@ from gems_flwr.spaces.cone import (
     smallest_count,
     sum_steps,
 )
+from gems_flwr.spaces.cone.summed import summed_samples
 from gems_flwr.typing import Float
 
 if TYPE_CHECKING:
@@ -120,20 +121,19 @@ class _AboutLoss(Question[Any]):
 
     def discloses(self, node: Node) -> Disclosure:
         """Return that it is a loss at a layer that the server chose."""
-        return Disclosure("loss", masked_with=node.masked_with, adaptive=True)
+        return Disclosure("loss", masked_with=node.hidden_with, adaptive=True)
 
     def shown(self, node: Node) -> Samples:
         """Return the samples of classes that have enough, and note that they get an answer."""
-        samples = node.inputs("train")
         if isinstance(self, SumQuestion):
             # As in the moments, whose totals bound sums.
-            asked: int | None = getattr(self, "min_count", None)
-            least = node.limits.least_for_sums(asked, masked=node.masked_with > 0)
+            samples = summed_samples(node, getattr(self, "min_count", None))
         else:
+            samples = node.inputs("train")
             least = smallest_count(samples.inputs.shape[1]) if is_guarded(node) else 1
-        samples = large_enough(samples, least)
-        if not len(samples) and not node.masked_with:
-            raise RefusedError("largest_rank", f"no class has the {least} samples that it takes")
+            samples = large_enough(samples, least)
+        if not len(samples) and not node.hidden_with:
+            raise RefusedError("largest_rank", "no class has the samples that it takes")
         counts = samples.labels.long().bincount().tolist()
         groups = tuple(Group(f"class {label}", n) for label, n in enumerate(counts) if n)
         node.allow(dataclasses.replace(self.discloses(node), groups=groups), leaves=True)
@@ -359,7 +359,7 @@ class LossesSum(SumQuestion, _AlongStep):
 
 def is_guarded(node: Node) -> bool:
     """Return whether the node's answers are rounded: alone, unless it may send full moments."""
-    return not node.masked_with and node.limits.largest_rank != "full"
+    return not node.hidden_with and node.limits.largest_rank != "full"
 
 
 def _classes(given: object, key: str, classes: int) -> list[int]:

@@ -177,7 +177,7 @@ class JudgeSum(SumQuestion, _Judgement):
 
     def discloses(self, node: Node) -> Disclosure:
         """Return that it is scores, under masks or not."""
-        return Disclosure("score", masked_with=node.masked_with)
+        return Disclosure("score", masked_with=node.hidden_with)
 
     def summand(self, node: Node) -> dict[str, Float]:
         """Return the counts."""

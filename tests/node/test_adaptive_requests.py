@@ -19,15 +19,19 @@ from scipy.stats import rankdata
 from torch import nn
 
 from gems_flwr import Cone, Gems, InProcessGrid, Means, NodeLimits, SecureSum, good_enough_mod
-from gems_flwr.core import derive_seed
+from gems_flwr.core import RoundOutcome, derive_seed
 from gems_flwr.core.question import Disclosure, Question
 from gems_flwr.core.records import to_record
 from gems_flwr.errors import RoundFailedError
 from gems_flwr.node.limits import UNLIMITED
+from gems_flwr.secure import Section
 from gems_flwr.spaces import space_from_arrays
 from gems_flwr.spaces.cone import build_cone, mean_values
+from gems_flwr.spaces.cone.summed import MomentSum
 from gems_flwr.spaces.question import META, SPACE
 from gems_flwr.stages import Gradient, Losses
+from gems_flwr.stages.gradients import LossesSum
+from gems_flwr.strategies.loop import RoundLoop
 
 D = 8
 CONSENT = NodeLimits(adaptive_answers=10)
@@ -50,7 +54,7 @@ class Victim:
         self.x = np.asarray(x, np.float32)
         y = np.zeros(len(x), int) if y is None else y
         data = torch.from_numpy(self.x), torch.from_numpy(y)
-        self.app = app_of(lambda _: data, model=model, limits=limits)
+        self.app_data, self.app = data, app_of(lambda _: data, model=model, limits=limits)
         self.config, self.asked, self.answered, self.refusal = config, 0, 0, ""
         self.restart()
 
@@ -81,6 +85,53 @@ class Victim:
         """How many samples some guess is near in every feature."""
         off = np.abs(self.x[:, None] - np.reshape(guesses, (-1, self.x.shape[1]))).max(axis=2)
         return int((off.min(axis=1, initial=np.inf) < near).sum())
+
+
+@dataclass(kw_only=True, eq=False)
+class OneSum(RoundLoop):
+    """A server with one question under masks."""
+
+    sums_replies: ClassVar[bool] = True
+    question: object = None
+    sections: object = None
+
+    def play_round(self, round, state):
+        total = round.total(self.question, self.sections, at_least=1)
+        return RoundOutcome(state.arrays, details={"total": total.values})
+
+
+class Masked(Victim):
+    """A victim in sums with three nodes that the server plays, whose samples are all zero."""
+
+    secure = SecureSum()
+
+    def __init__(self, x, limits=None, **config):
+        super().__init__(x, limits=limits, **config)
+        own = self.app_data
+        zero = torch.zeros(100, own[0].shape[1]), torch.zeros(100, dtype=torch.long)
+        pick = {"north": own}
+        self.app = app_of(lambda c: pick.get(c.node_config["name"], zero), limits=limits)
+        names = ["north", "a", "b", "c"]
+        self.grid = InProcessGrid(self.app, [{"name": name, **config} for name in names])
+
+    def sum(self, question, sections, arrays):
+        self.asked += 1
+        server = OneSum(question=question, sections=sections, secure=self.secure, min_nodes=1)
+        try:
+            found = server.start(self.grid, to_record(arrays), num_rounds=1).details["total"]
+        except RoundFailedError as error:
+            self.refusal = str(error)
+            return None
+        self.answered += 1
+        return found
+
+    def ask(self, question, arrays):
+        """The losses of the victim: those of the others are known to be zero."""
+        asked = LossesSum(question.scale, question.direction, question.points)
+        points = len(question.points)
+        sections = [Section("losses", (points,), 1e9, 64), Section("weights", (2,), 1e3, 64)]
+        found = self.sum(asked, sections, arrays)
+        return found and {"metrics": {"loss-sums": found["losses"].tolist()}}
 
 
 def images(count, features=D, seed=0):
@@ -206,7 +257,76 @@ def test_a_class_of_few_samples_is_in_no_gradient_and_no_loss():
     assert content["gradient"]["withheld"] == [1]
     lonely = Victim(x[y == 1], limits=CONSENT)
     assert lonely.ask(ask, layer) is None
-    assert "limit largest_rank: no class has the 8 samples" in lonely.refusal
+    assert "limit largest_rank: no class has the samples" in lonely.refusal
+
+
+# --- masks ------------------------------------------------------------------------------------
+
+
+def test_masks_among_nodes_that_no_one_signs_hide_no_adaptive_answer():
+    """The server plays the other three. Consent holds as without masks: rounded, and counted."""
+    x = images(40, seed=3)
+    naive = Masked(x, **{"num-partitions": 4})
+    assert naive.rebuilt(by_losses(naive, 3)) >= 1
+    guarded, agreed = Masked(x), Masked(x, limits=CONSENT)
+    for victim, answers in ((guarded, 0), (agreed, 10)):
+        assert victim.rebuilt(by_losses(victim, 3)) == 0
+        assert victim.answered == answers
+        assert "secure=SecureSum(), for which a real node has trusted-keys" in victim.refusal
+
+
+def bisected(victim, question_of, low, high, tries=24):
+    """Where a bound of the server's choice begins to be refused."""
+    for _ in range(tries):
+        middle = (low + high) / 2
+        low, high = (low, middle) if victim.sum(*question_of(middle)) else (middle, high)
+    return high
+
+
+def test_under_masks_no_number_of_the_node_s_decides_whether_it_answers(caplog):
+    """The server once found the largest number, and how many samples of a class there are."""
+    x = images(40, seed=3) * 3 + 1
+    layer = {"weight": np.zeros((2, D), "f4"), "bias": np.zeros(2, "f4")}
+
+    def by_bound(bound):
+        sums = [Section(f"sums-{label}", (D,), bound, 64) for label in range(2)]
+        return MomentSum("means", totals=(900, 900)), sums, layer
+
+    def by_total(total):
+        # Of 0 samples that a class is said to have, nothing is asked.
+        asked = MomentSum("means", min_count=2, totals=(max(1, round(total)), 0))
+        return asked, [Section("sums-0", (D,), 1e6, 64)], layer
+
+    def by_count(count):
+        asked = MomentSum("means", min_count=max(2, round(count)), totals=(20, 0))
+        return asked, [Section("sums-0", (D,), 1e6, 64)], layer
+
+    victim = Masked(x, **{"num-partitions": 4})
+    assert bisected(victim, by_bound, 0.0, 1e3) < 1e-3  # never refused
+    assert "expected absolute values up to" in caplog.text
+    # By what the server says itself, whatever the node has.
+    assert bisected(victim, by_total, 1, 100) == pytest.approx(31.5, abs=0.1)
+    assert bisected(victim, by_count, 2, 100) == pytest.approx(100, abs=0.1)  # always refused
+    spoilt = np.where(x > 3.9, np.inf, x)
+    assert Masked(spoilt, **{"num-partitions": 4}).sum(*by_bound(1e3)) is not None
+
+
+def test_plain_sums_show_no_feature_that_one_sample_moves_and_are_counted():
+    """Classes of 40 samples of 8 features have exact means, of which one shows a rare word."""
+    x = images(40, seed=3)
+    x[:, 5] = 0
+    x[17, 5] = 9
+    victim = Masked(x, limits=CONSENT)
+    victim.secure = None
+    layer = {"weight": np.zeros((2, D), "f4"), "bias": np.zeros(2, "f4")}
+    shapes = {"counts": (2,), "sum": (D,), "squares": (D,), "sums-0": (D,)}
+    sections = [Section(name, shape, 1e5, 64) for name, shape in shapes.items()]
+    expected = np.where(np.arange(D) == 5, 0, x.sum(axis=0))
+    for least in range(2, 20):
+        if found := victim.sum(MomentSum("means", least), sections, layer):
+            assert found["sums-0"] == pytest.approx(expected)
+    assert victim.answered == 10
+    assert "adaptive_answers" in victim.refusal
 
 
 # --- layers below the head --------------------------------------------------------------------
@@ -444,11 +564,11 @@ def test_refinement_asks_for_consent_with_the_first_message(space):
         return Gems(space=space, refine=2, **options).start(grid, layer)
 
     with pytest.raises(
-        RoundFailedError, match=r"secure=SecureSum\(\), or .* adaptive-answers="
+        RoundFailedError, match=r"secure=SecureSum\(\), for .* adaptive-answers="
     ) as e:
         start(NodeLimits())
     assert "0 of 3 nodes gave a usable reply" in str(e.value)
-    losses = [r["loss"] for r in start(NodeLimits(adaptive_answers=6)).details["refinement"]]
+    losses = [r["loss"] for r in start(NodeLimits(adaptive_answers=7)).details["refinement"]]
     assert losses == sorted(losses, reverse=True)
     if space.offers >= {"sums"}:
         assert not start(NodeLimits(), secure=SecureSum(), min_nodes=3).failures

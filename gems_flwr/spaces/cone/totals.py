@@ -43,7 +43,13 @@ from gems_flwr.spaces.cone.covariance import (
     symmetric,
     upper_half,
 )
-from gems_flwr.spaces.cone.rules import MIN_COUNT, allowed_rank, check_batch
+from gems_flwr.spaces.cone.rules import (
+    MIN_COUNT,
+    allowed_rank,
+    check_batch,
+    few_move,
+    middle_mean,
+)
 from gems_flwr.typing import Float
 
 # Powers of two that an input can be shown to be below, from the least on.
@@ -150,6 +156,24 @@ def large_enough(samples: Samples, least: int, totals: Sequence[int] = ()) -> Sa
         enough &= known
     keep = enough[labels]
     return Samples(samples.inputs[keep], samples.labels[keep])
+
+
+def countable(samples: Samples, classes: int) -> Samples:
+    """Return the samples of known classes, inputs within what sums hold; no number counts as 0."""
+    labels = samples.labels.long()
+    known = (labels >= 0) & (labels < classes)
+    inputs = samples.inputs[known].nan_to_num(0.0).clamp(-MAX_WEIGHT, MAX_WEIGHT)
+    return Samples(inputs, samples.labels[known])
+
+
+def without_rare(samples: Samples) -> Samples:
+    """Return samples in which features that few of a class move have the value of the others."""
+    inputs = samples.inputs.clone()
+    for label in torch.unique(samples.labels):
+        mine = samples.labels == label
+        own = inputs[mine]
+        inputs[mine] = torch.where(few_move(own), middle_mean(own), own)
+    return Samples(inputs, samples.labels)
 
 
 def scale_sums(samples: Samples, classes: int, *, guarded: bool = False) -> dict[str, Float]:
