@@ -76,9 +76,10 @@ class Disclosure:
     masked_with: int = 0  # nodes in the secure sum that hides the answer; 0 without
     # Whether the server freely chooses what it is about (a layer, features, parts of classes), so
     # that answers which are harmless one by one may give a sample away together. Counted by
-    # `Node.allow(…, leaves=True)`.
-    adaptive: bool = False
+    # `Node.allow(…, leaves=True)`: how many answers it is.
+    adaptive: int = 0
     planned: int = 0  # how many adaptive answers the server announces to ask for afterwards
+    entries: int = 0  # numbers of all matrices that the node has to build at once
 
 
 NOTHING = Disclosure("nothing")
@@ -238,6 +239,13 @@ def take_question(content: RecordDict) -> Question[Any] | None:
     return _REGISTRY[kind].from_records(
         text, {name: checked_array(array, name) for name, array in arrays.items()}
     )
+
+
+def question_kind(content: RecordDict) -> str:
+    """Return the kind of question that a message asks, as far as it is known; else nothing."""
+    record = content.get(QUESTION)
+    kind = record.get(_KIND) if isinstance(record, ConfigRecord) else None
+    return kind if isinstance(kind, str) and kind in _REGISTRY else ""
 
 
 def registered_questions() -> dict[str, type[Question[Any]]]:

@@ -26,13 +26,14 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from urllib.parse import quote
 
 from flwr.app import ConfigRecord, Context, Message
 
+from gems_flwr.bounds import MAX_ENTRIES
 from gems_flwr.core.disk import write_atomically
-from gems_flwr.core.question import Disclosure, Group
+from gems_flwr.core.question import Disclosure, DisclosureKind, Group
 from gems_flwr.core.records import EVALUATE
 from gems_flwr.errors import CheckpointError, OptionError, RefusedError, check_options
 from gems_flwr.spaces.cone import (
@@ -47,6 +48,8 @@ from gems_flwr.spaces.cone import (
     spent_epsilon,
 )
 
+# Masks that hide a node also from a server that plays others.
+SIGNED = "ask with secure=SecureSum(), for which a real node has trusted-keys"
 # In the node's state in Flower; in it the sum of squared mu of all Gaussian releases, from which
 # any (epsilon, delta) follows.
 LEDGER, SQUARED_MU = "ledger", "squared_mu"
@@ -77,8 +80,9 @@ class NodeLimits:
     ledger : path, optional
         A file of the node's own in which the privacy spent is kept over runs and restarts. By
         default one for the node's name in the folder ``GEMS_FLWR_HOME``, or ``~/.gems-flwr``.
-    allow_scores : bool, default True
-        Whether the node reports how accurate a model is on its own data.
+    allow_scores : bool or int, default 100
+        How many models and radii in all its runs the node judges by its own data, without masks
+        or noise; true for any number. A handler's evaluation is not counted.
     share_gradients : bool, default True
         Whether the node sends loss and gradient of a model on its training data
         (`Gems(refine=…)`), as sums over no fewer samples than class moments need. Without masks
@@ -118,7 +122,7 @@ class NodeLimits:
     dp_budget: float | None = 10.0
     dp_delta: float = 1e-5
     ledger: str | Path | None = None
-    allow_scores: bool = True
+    allow_scores: bool | int = 100
     share_gradients: bool = True
     adaptive_answers: int | None = 0
     share_examples: bool = False
@@ -137,6 +141,7 @@ class NodeLimits:
             "largest_rank": (is_rank(self.largest_rank), "'auto', 'full' or a number from 1"),
             "dp_budget": (budget is None or budget > 0, "above 0, or none"),
             "adaptive_answers": (answers is None or answers >= 0, "at least 0, or none"),
+            "allow_scores": (self.allow_scores >= 0, "true, false or a number"),
             "dp_delta": (0 < self.dp_delta < 1, "in (0, 1)"),
             "honest_nodes": (self.honest_nodes >= 1, "at least 1"),
             "least_nodes": (self.least_nodes >= 3, "at least 3"),
@@ -198,6 +203,11 @@ class NodeLimits:
         kind = disclosure.kind
         if kind == "nothing":
             return
+        if kind not in get_args(DisclosureKind):
+            raise RefusedError("allow", f"a {kind}, for which it has no rule")
+        if disclosure.entries > MAX_ENTRIES:
+            what = f"matrices of {disclosure.entries:,} numbers for one answer"
+            raise RefusedError("entries", f"{what}, it builds {MAX_ENTRIES:,}; fewer features")
         if self.only_sums and not disclosure.masked_with:
             raise RefusedError("only_sums", "this node answers with masked sums alone")
         if kind == "examples" and not self.share_examples:
@@ -223,20 +233,25 @@ class NodeLimits:
 
         `given` has those so far, by the group's name; while groups are not known the most count.
         """
-        most, more = self.adaptive_answers, disclosure.adaptive + disclosure.planned
+        (limit, most), more = self.most(disclosure), disclosure.adaptive + disclosure.planned
         so_far = {group.name: given.get(group.name, 0) for group in disclosure.groups}
         so_far = so_far or {"a class": max(given.values(), default=0)}
         for name, count in so_far.items():
             if more and most is not None and count + more > most:
                 raise RefusedError(
-                    "adaptive_answers",
+                    limit,
                     f"it is {most}, and the server wants {more} of {name} beside the {count} that "
                     "it got, of contents that it chooses (gradients, losses, other layers below "
-                    "the head than the node's own or its first, other groups): ask with "
-                    "secure=SecureSum(), for which a real node has trusted-keys, or the node's "
-                    f"owner sets adaptive-answers={count + more}",
+                    "the head than the node's own or its first, other groups, scores): "
+                    f"{SIGNED}, or the node's owner sets {limit.replace('_', '-')}={count + more}",
                 )
         return {name: count + disclosure.adaptive for name, count in so_far.items()}
+
+    def most(self, disclosure: Disclosure) -> tuple[str, int | None]:
+        """Return the limit that counts such answers, and how many it allows; None for any."""
+        if disclosure.kind not in ("score", "radius"):
+            return "adaptive_answers", self.adaptive_answers
+        return "allow_scores", None if self.allow_scores is True else int(self.allow_scores)
 
     def allow_handler(self, message: Message) -> None:
         """Refuse to pass an ordinary message to the app's own handler where limits forbid that."""
@@ -266,7 +281,7 @@ class NodeLimits:
             if group.samples and group.directions is None:  # a mean alone
                 if group.samples < least:
                     why = f"it is {least}, a mean of {group.samples} samples was to go"
-                    raise RefusedError("min_mean_count", why)
+                    raise RefusedError("min_mean_count", why, of_data=True)
             elif group.samples and self.largest_rank != "full":
                 self._allow_directions(group, group.directions or 0, disclosure)
 
@@ -280,11 +295,8 @@ class NodeLimits:
             raise RefusedError(
                 "largest_rank",
                 f"an exact mean of {features} features, {group.name} has {count} samples{whose}; "
-                + (
-                    "leave it out"
-                    if masked
-                    else "ask nodes with trusted-keys under masks, or for rank='auto' without sums"
-                ),
+                + ("leave it out" if masked else f"{SIGNED}, or for rank='auto' without sums"),
+                of_data=not masked,
             )
         most = allowed_rank(count, features) if self.rank_cap is None else self.rank_cap
         whole = may_send_full(count, features) and self.largest_rank == "auto"
@@ -298,6 +310,7 @@ class NodeLimits:
                 f"{group.name} has {count} samples of {features} features{whose}, of which it "
                 f"shows at most {most} directions, and the server asks for {asked}; ask for "
                 f"{instead}",
+                of_data=not masked,
             )
 
     def _allow_second_moments(self, disclosure: Disclosure) -> None:
@@ -307,7 +320,8 @@ class NodeLimits:
             whole = self.largest_rank == "auto" and may_send_full(group.samples, features)
             if self.largest_rank != "full" and not whole:
                 what = f"the second moments of {features} inputs of {group.samples} samples"
-                raise RefusedError("largest_rank", f"{what}; merge by fisher, or ask for cones")
+                what += "; merge by fisher, or ask for cones"
+                raise RefusedError("largest_rank", what, of_data=True)
 
     def ledger_of(self, node: str) -> Path | None:
         """Return where the privacy that a node spends is kept; None in a simulation."""
@@ -322,6 +336,7 @@ class NodeLimits:
 
 UNLIMITED = NodeLimits(
     largest_rank="full",
+    allow_scores=True,
     dp_budget=None,
     adaptive_answers=None,
     share_examples=True,
@@ -338,7 +353,7 @@ _NODE_KEYS: dict[str, tuple[type, ...]] = {
     "dp_budget": (float, int),
     "dp_delta": (float,),
     "ledger": (str,),
-    "allow_scores": (bool,),
+    "allow_scores": (bool, int),
     "share_gradients": (bool,),
     "adaptive_answers": (int,),
     "honest_nodes": (int,),

@@ -41,7 +41,7 @@ from gems_flwr.carriers import (
 )
 from gems_flwr.core.flower import HANDLER_RAISED, ClientAppCallable, Mod
 from gems_flwr.core.nodes import Name
-from gems_flwr.core.question import Disclosure, take_question
+from gems_flwr.core.question import Disclosure, question_kind, take_question
 from gems_flwr.core.records import (
     CONFIG,
     RUN_SEED,
@@ -51,14 +51,20 @@ from gems_flwr.core.records import (
     pack_name,
     put_handler_metrics,
     to_numpy,
+    without_numbers,
 )
 from gems_flwr.core.run import derive_seed
 from gems_flwr.core.sums import LAYOUT, summand_record, take_layout
 from gems_flwr.devices import check_device, home_device
 from gems_flwr.errors import (
     BypassedPrivacyError,
+    CheckpointError,
     GemsError,
     ModelError,
+    MultiModelError,
+    OptionError,
+    OutdatedMessageError,
+    SecureSumError,
     describe_fault,
 )
 from gems_flwr.networks import (
@@ -155,7 +161,7 @@ def respond(
     options: NodeOptions, message: Message, context: Context, call_next: ClientAppCallable
 ) -> Message:
     """Answer one message; see `good_enough_mod`."""
-    name = node_name(context)
+    name, what = node_name(context), question_kind(message.content)
     try:
 
         def answer(message: Message, masked_with: int = 0) -> Message:
@@ -175,7 +181,11 @@ def respond(
     except Exception as error:
         # Errors of ours say what to do; for others the place may help.
         fault = str(error) if isinstance(error, GemsError) else describe_fault(error)
-    reason = fault_reason(message.metadata.message_type, name, fault)
+        of_data = getattr(error, "of_data", not isinstance(error, _OF_QUESTIONS))
+        # A simulation has nothing to hide, and no one else to look at a node's log.
+        if what and of_data and "num-partitions" not in context.node_config:
+            fault = without_numbers(fault, name)
+    reason = fault_reason(what or message.metadata.message_type, name, fault)
     return Message(Error(code=HANDLER_RAISED, reason=reason), reply_to=message)
 
 
@@ -217,6 +227,11 @@ def _answer(
     return Message(content, reply_to=message)
 
 
+# Errors about what is asked, not about the node's data.
+_OF_QUESTIONS = (
+    *(OptionError, ModelError, MultiModelError, OutdatedMessageError),
+    *(SecureSumError, BypassedPrivacyError, CheckpointError),
+)
 # By name: the mods for secure aggregation are in a part of Flower that is not public.
 _PRIVACY_MODS = {
     *("LocalDpMod", "fixedclipping_mod", "adaptiveclipping_mod"),
@@ -255,8 +270,6 @@ def inner_mods(call_next: ClientAppCallable) -> list[str]:
 # --- what questions work with on a node -------------------------------------------------------
 
 FROZEN_LAYERS = "frozen-layers"
-# Before the name of a group, in the node's ledger: how many adaptive answers it has got.
-ADAPTIVE = "adaptive "
 
 
 @dataclass(frozen=True)
@@ -428,19 +441,20 @@ class Node:
 
     def allow(self, disclosure: Disclosure, *, leaves: bool = False) -> None:
         """Refuse an answer beyond the node's limits; note an adaptive one that `leaves` now."""
-        exact = disclosure.kind == "moments" and disclosure.squared_mu is None
+        limits, exact = self.limits, disclosure.kind == "moments" and disclosure.squared_mu is None
         if exact and not disclosure.masked_with and self.is_steered:
             disclosure = replace(disclosure, adaptive=True)
-        self.limits.allow(disclosure)
+        limits.allow(disclosure)
         self.has_counted |= leaves
-        chosen = disclosure.adaptive or disclosure.planned
-        if chosen and not disclosure.masked_with and self.limits.adaptive_answers:
+        chosen, (limit, most) = disclosure.adaptive or disclosure.planned, limits.most(disclosure)
+        if chosen and not disclosure.masked_with and most:
+            prefix = f"{limit.partition('_')[0]} "
             with self._ledger() as entries:
-                noted = [name for name in entries if name.startswith(ADAPTIVE)]
-                given = {name.removeprefix(ADAPTIVE): entries[name] for name in noted}
-                counts = self.limits.count_adaptive(given, disclosure)
+                noted = [name for name in entries if name.startswith(prefix)]
+                given = {name.removeprefix(prefix): entries[name] for name in noted}
+                counts = limits.count_adaptive(given, disclosure)
                 if leaves:
-                    entries.update({ADAPTIVE + name: n for name, n in counts.items()})
+                    entries.update({prefix + name: n for name, n in counts.items()})
 
     def pin(self, what: str, value: str) -> bool:
         """Return whether this is the first value of its kind that the server chose, and keep it."""
@@ -492,6 +506,11 @@ class Node:
         is_own = self.pin("own layers", layers_digest(own))
         if is_own and layers_digest(sent) == layers_digest(own):
             return False
+        again = {k: a.detach().cpu().numpy() for k, a in builder().state_dict().items()}
+        if not self.is_simulated and layers_digest({k: again[k] for k in own}) == layers_digest(
+            own
+        ):
+            return True  # they are the same each time, so there are no others
         # Layers narrower than the node's own would show more of a sample.
         fits = sent.keys() == own.keys() and all(
             len(a.shape) == len(own[k].shape) and np.less_equal(own[k].shape, a.shape).all()

@@ -121,7 +121,7 @@ class _AboutLoss(Question[Any]):
 
     def discloses(self, node: Node) -> Disclosure:
         """Return that it is a loss at a layer that the server chose."""
-        return Disclosure("loss", masked_with=node.hidden_with, adaptive=True)
+        return Disclosure("loss", masked_with=node.hidden_with, adaptive=1)
 
     def shown(self, node: Node) -> Samples:
         """Return the samples of classes that have enough, and note that they get an answer."""

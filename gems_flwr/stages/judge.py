@@ -137,7 +137,8 @@ class Judge(LayerQuestion[Counts], _Judgement):
     def discloses(self, node: Node) -> Disclosure:
         """Return that it is scores, and under which noise."""
         mu = None if self.private is None else self.private.squared_mu
-        return Disclosure("score", squared_mu=mu, is_seeded=self.dp_seeded)
+        count = self.candidates if mu is None else 0
+        return Disclosure("score", squared_mu=mu, is_seeded=self.dp_seeded, adaptive=count)
 
     def answer(self, node: Node) -> RecordDict:
         """Return the counts."""
@@ -177,7 +178,7 @@ class JudgeSum(SumQuestion, _Judgement):
 
     def discloses(self, node: Node) -> Disclosure:
         """Return that it is scores, under masks or not."""
-        return Disclosure("score", masked_with=node.hidden_with)
+        return Disclosure("score", masked_with=node.hidden_with, adaptive=self.candidates)
 
     def summand(self, node: Node) -> dict[str, Float]:
         """Return the counts."""

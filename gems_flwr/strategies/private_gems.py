@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -140,6 +140,8 @@ class PrivateSum(SumQuestion):
         asked = {} if layout is None else {s.name: s.shape for s in layout.sections}
         if layout is None or asked != shapes:
             raise ModelError(f"the server wants {asked} for a sum of {shapes}")
+        entries = layer.features**2 if self.stage == "spread" else 0
+        node.allow(replace(self.discloses(node), entries=entries))
         values, honest = self.summand(node), node.limits.noise_shares(node.masked_with)
         squared_mu = shared_noise.squared_mu_of(self.noise, honest)
         # Noise that is too small on its grid is not what the ledger takes it for.

@@ -29,7 +29,7 @@ from gems_flwr.spaces import space_from_arrays
 from gems_flwr.spaces.cone import build_cone, mean_values
 from gems_flwr.spaces.cone.summed import MomentSum
 from gems_flwr.spaces.question import META, SPACE
-from gems_flwr.stages import Gradient, Losses
+from gems_flwr.stages import Gradient, Judge, Losses
 from gems_flwr.stages.gradients import LossesSum
 from gems_flwr.strategies.loop import RoundLoop
 
@@ -222,6 +222,40 @@ def by_losses(victim, attempts):
     return guesses
 
 
+def by_scores(victim, attempts):
+    """The threshold beyond which no sample is, along a direction and others next to it."""
+    guesses, rng = [], np.random.default_rng(1)
+
+    def edge(towards):
+        low, high = -6.0, 6.0
+        for _ in range(26):
+            middle = (low + high) / 2
+            layer = {"weight": np.stack([0 * towards, towards]).astype("f4")}
+            content = victim.ask(Judge(), layer | {"bias": np.array([0, -middle], "f4")})
+            if content is None:
+                return high
+            right = np.frombuffer(content["counts"]["right"], "<f4")[0]
+            low, high = (low, middle) if right == len(victim.x) else (middle, high)
+        return high
+
+    for _ in range(attempts):
+        towards, tilt = rng.normal(size=D), 0.02
+        top = edge(towards)
+        guesses.append(np.array([(edge(towards + tilt * e) - top) / tilt for e in np.eye(D)]))
+    return guesses
+
+
+def test_scores_are_counted_and_rebuild_none():
+    x = images(40, seed=3)
+    victim = Victim(x, limits=UNLIMITED)
+    assert victim.rebuilt(by_scores(victim, 2)) >= 1
+    guarded = Victim(x)
+    assert guarded.rebuilt(by_scores(guarded, 2)) == 0
+    assert guarded.answered == 100
+    assert "limit allow_scores: it is 100" in guarded.refusal
+    assert "allow-scores=101" in guarded.refusal
+
+
 @pytest.mark.parametrize("attack", [by_gradients, by_losses])
 def test_a_layer_that_singles_out_samples_rebuilds_none(attack):
     """With open limits both attacks do what they say; at a node's defaults nothing is answered."""
@@ -392,8 +426,8 @@ def test_layers_below_the_head_are_the_node_s_or_the_first(limits):
 
 
 def test_another_width_than_the_node_s_own_is_refused_and_its_own_layers_are_not():
-    own = gate_net()
-    victim = Victim(images(64), model=lambda: copy.deepcopy(own))
+    """A model that is the same each time has no first layers but its own."""
+    own, victim = gate_net(), Victim(images(64), model=gate_net)
     narrow = {
         "0.weight": np.ones((1, D), "f4"),
         "0.bias": np.zeros(1, "f4"),
@@ -403,6 +437,9 @@ def test_another_width_than_the_node_s_own_is_refused_and_its_own_layers_are_not
     assert victim.ask(Cone(), narrow) is None
     assert "adaptive_answers" in victim.refusal
     assert victim.ask(Cone(), gated(np.ones(D), 1.0)) is not None
+    victim = Victim(images(64), model=lambda: copy.deepcopy(own), name="south")
+    assert victim.ask(Cone(), gated(np.ones(D), 1.0)) is None
+    assert "adaptive_answers" in victim.refusal
     mine = {key: value.numpy() for key, value in own.state_dict().items()}
     assert victim.ask(Cone(), mine) is not None
 
@@ -444,6 +481,20 @@ def test_whether_the_head_is_found_depends_on_no_sample():
         assert victim.ask(Cone(), switch) is None
         refusals.add(victim.refusal)
     assert len(refusals) == 1
+
+
+def test_a_refusal_says_which_question_and_limit_and_no_number_of_the_data(caplog):
+    victim = Victim(images(37))
+    layer = {"weight": np.zeros((2, D), "f4"), "bias": np.zeros(2, "f4")}
+    assert victim.ask(Cone(rank=7), layer) is None
+    limit = "cone on node north: refused by this node's limit largest_rank: "
+    assert victim.refusal.startswith(f"{limit}class … has … samples of … features")
+    assert "class 0 has 37 samples of 8 features" in caplog.text
+    # As well where it is no limit that is in the way.
+    assert Victim(images(7)).ask(Cone(), layer) is None
+    victim = Victim(images(7))
+    victim.ask(Cone(), layer)
+    assert "expected a class with at least … samples" in victim.refusal
 
 
 def test_a_private_answer_is_refused_for_nothing_that_a_sample_has():

@@ -147,7 +147,8 @@ class MomentSum(SumQuestion):
         groups = tuple(Group(name, count, each, has_mean) for name, count in named if count)
         about: dict[str, Any] = {"masked_with": node.hidden_with, "planned": self.planned}
         # In directions of the server's, or of classes of its choice.
-        about["adaptive"] = self.stage != "scale"
+        about["adaptive"] = int(self.stage != "scale")
+        about["entries"] = classes * directions**2
         return Disclosure("moments", features, groups, self.min_count, **about)
 
     def _total_counts(self, classes: int, node: Node) -> NDArray[Any]:
