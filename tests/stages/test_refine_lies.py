@@ -35,6 +35,15 @@ def heavy(content):
             metrics[key] = metrics[key] * 1000
 
 
+def scaled(**factors):
+    def tell(content):
+        for key, factor in factors.items():
+            if "gradient" in content:
+                content["metrics"][key.replace("_", "-")] *= factor
+
+    return tell
+
+
 def worst_is_best(losses):
     return np.where(losses == losses.max(), 0.0, losses)
 
@@ -58,6 +67,8 @@ LIES = {
     "the worst point has loss 0": (lambda c: in_losses(worst_is_best, c), True),
     "gradient x -30": (lambda c: in_gradient(-30, c), False),
     "weights x 1000": (heavy, True),
+    "an enormous loss": (scaled(loss_sum=1e30), True),
+    "no weight": (scaled(weight_sum=0.0), True),
     "garbage": (garbage, True),
     "all turned round": (both, True),
     "losses fall a little faster": (
