@@ -134,15 +134,12 @@ class CheckpointError(GemsError):
 # --- on a node --------------------------------------------------------------------------------
 
 
-REFUSED = "refused by this node's limit"
-
-
 class RefusedError(GemsError, PermissionError):
     """The server asks for more than a limit of the node's own `NodeLimits` allows."""
 
-    def __init__(self, limit: str, why: str, *, of_data: bool = False) -> None:
-        super().__init__(f"{REFUSED} {limit}: {why}")
-        self.of_data = of_data  # whether its numbers are those of the node's data
+    def __init__(self, limit: str, why: str) -> None:
+        super().__init__(f"refused by this node's limit {limit}: {why}")
+        self.limit = limit
 
 
 class BypassedPrivacyError(GemsError, ValueError):

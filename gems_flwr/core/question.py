@@ -226,11 +226,11 @@ def take_question(content: RecordDict) -> Question[Any] | None:
     if record is None:
         return None
     values = record if isinstance(record, ConfigRecord) else {}
-    kind, text = values.get(_KIND), values.get(_TEXT)
-    if not isinstance(kind, str) or not isinstance(text, str) or kind not in _REGISTRY:
+    kind, text = question_kind(content), values.get(_TEXT)
+    if not kind or not isinstance(text, str):
         raise OptionError(
-            f"the server asks for {shown(kind)}, which this version does not know; it knows "
-            f"{sorted(_REGISTRY)}"
+            f"the server asks for {shown(values.get(_KIND))}, which this version does not know; "
+            f"it knows {sorted(_REGISTRY)}"
         )
     # What is left is what an ordinary handler expects.
     del content[QUESTION]

@@ -50,7 +50,7 @@ from gems_flwr.core.flower import (
     recorddict_from_proto,
     recorddict_to_proto,
 )
-from gems_flwr.errors import REFUSED, BadReplyError, shown
+from gems_flwr.errors import BadReplyError, shown
 from gems_flwr.typing import Arrays, Metrics
 
 # Names of the records in a message that every room knows; a question names its own in its file.
@@ -475,7 +475,7 @@ _PLACE = re.compile(r"\(in [^()]*, [^()]* line \d+\)$")
 
 def fault_reason(kind: str, node: str, fault: str) -> str:
     """Return the reason of an error reply: which message failed, on which node, and why."""
-    failed = "" if fault.startswith(REFUSED) else "failed "
+    failed = "" if fault.startswith("refused by this node's limit") else "failed "
     return f"{kind} {failed}on node {node}: {fault}"
 
 

@@ -40,7 +40,6 @@ from gems_flwr.spaces.cone import (
     MEAN_COUNT,
     MIN_COUNT,
     NUMBERS_PER_SAMPLE,
-    SAMPLES_PER_DIRECTION,
     MeanRule,
     allowed_rank,
     is_rank,
@@ -281,7 +280,7 @@ class NodeLimits:
             if group.samples and group.directions is None:  # a mean alone
                 if group.samples < least:
                     why = f"it is {least}, a mean of {group.samples} samples was to go"
-                    raise RefusedError("min_mean_count", why, of_data=True)
+                    raise RefusedError("min_mean_count", why)
             elif group.samples and self.largest_rank != "full":
                 self._allow_directions(group, group.directions or 0, disclosure)
 
@@ -296,21 +295,15 @@ class NodeLimits:
                 "largest_rank",
                 f"an exact mean of {features} features, {group.name} has {count} samples{whose}; "
                 + ("leave it out" if masked else f"{SIGNED}, or for rank='auto' without sums"),
-                of_data=not masked,
             )
         most = allowed_rank(count, features) if self.rank_cap is None else self.rank_cap
         whole = may_send_full(count, features) and self.largest_rank == "auto"
         if directions > most and not (whole and not masked):
-            full = directions >= features
-            asked = "full moments" if full else f"{directions} directions"
-            least = SAMPLES_PER_DIRECTION * directions
-            instead = f"a smaller sketch, or Cone(min_count={least})" if masked else "rank='auto'"
+            instead = "a smaller sketch, or a larger min_count" if masked else "rank='auto'"
             raise RefusedError(
                 "largest_rank",
                 f"{group.name} has {count} samples of {features} features{whose}, of which it "
-                f"shows at most {most} directions, and the server asks for {asked}; ask for "
-                f"{instead}",
-                of_data=not masked,
+                f"shows at most {most} directions, not {directions}: ask for {instead}",
             )
 
     def _allow_second_moments(self, disclosure: Disclosure) -> None:
@@ -320,8 +313,7 @@ class NodeLimits:
             whole = self.largest_rank == "auto" and may_send_full(group.samples, features)
             if self.largest_rank != "full" and not whole:
                 what = f"the second moments of {features} inputs of {group.samples} samples"
-                what += "; merge by fisher, or ask for cones"
-                raise RefusedError("largest_rank", what, of_data=True)
+                raise RefusedError("largest_rank", f"{what}; merge by fisher, or ask for cones")
 
     def ledger_of(self, node: str) -> Path | None:
         """Return where the privacy that a node spends is kept; None in a simulation."""
@@ -344,23 +336,13 @@ UNLIMITED = NodeLimits(
 )
 """For simulations: all that the papers' experiments ask for."""
 
-# Fields that a node's config sets, and the kinds of their values.
-_NODE_KEYS: dict[str, tuple[type, ...]] = {
-    "min_count": (int,),
-    "min_mean_count": (int,),
-    "largest_rank": (int, str),
-    "require_dp": (bool,),
-    "dp_budget": (float, int),
-    "dp_delta": (float,),
-    "ledger": (str,),
-    "allow_scores": (bool, int),
-    "share_gradients": (bool,),
-    "adaptive_answers": (int,),
-    "honest_nodes": (int,),
-    "least_nodes": (int,),
-    "least_threshold": (float, int),
-    "only_sums": (bool,),
-}
+# Fields that a node's config sets, and the kinds of their values: those of the defaults.
+_KINDS: dict[type, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (float, int)}
+_NODE_KEYS = {
+    field.name: _KINDS.get(type(field.default), (str,))
+    for field in dataclasses.fields(NodeLimits)
+    if field.name not in ("share_examples", "seeded_noise")
+} | {"largest_rank": (int, str), "allow_scores": (bool, int)}
 
 
 # --- the ledger -------------------------------------------------------------------------------

@@ -58,13 +58,10 @@ from gems_flwr.core.sums import LAYOUT, summand_record, take_layout
 from gems_flwr.devices import check_device, home_device
 from gems_flwr.errors import (
     BypassedPrivacyError,
-    CheckpointError,
     GemsError,
     ModelError,
-    MultiModelError,
-    OptionError,
-    OutdatedMessageError,
-    SecureSumError,
+    NotGoodEnoughError,
+    SpaceError,
     describe_fault,
 )
 from gems_flwr.networks import (
@@ -181,7 +178,8 @@ def respond(
     except Exception as error:
         # Errors of ours say what to do; for others the place may help.
         fault = str(error) if isinstance(error, GemsError) else describe_fault(error)
-        of_data = getattr(error, "of_data", not isinstance(error, _OF_QUESTIONS))
+        told = isinstance(error, GemsError) and not isinstance(error, _OF_DATA)
+        of_data = not told or getattr(error, "limit", "") in ("largest_rank", "min_mean_count")
         # A simulation has nothing to hide, and no one else to look at a node's log.
         if what and of_data and "num-partitions" not in context.node_config:
             fault = without_numbers(fault, name)
@@ -227,11 +225,8 @@ def _answer(
     return Message(content, reply_to=message)
 
 
-# Errors about what is asked, not about the node's data.
-_OF_QUESTIONS = (
-    *(OptionError, ModelError, MultiModelError, OutdatedMessageError),
-    *(SecureSumError, BypassedPrivacyError, CheckpointError),
-)
+# Errors whose numbers may be those of the node's data.
+_OF_DATA = (SpaceError, NotGoodEnoughError)
 # By name: the mods for secure aggregation are in a part of Flower that is not public.
 _PRIVACY_MODS = {
     *("LocalDpMod", "fixedclipping_mod", "adaptiveclipping_mod"),
@@ -507,10 +502,9 @@ class Node:
         if is_own and layers_digest(sent) == layers_digest(own):
             return False
         again = {k: a.detach().cpu().numpy() for k, a in builder().state_dict().items()}
-        if not self.is_simulated and layers_digest({k: again[k] for k in own}) == layers_digest(
-            own
-        ):
-            return True  # they are the same each time, so there are no others
+        is_fixed = layers_digest({key: again[key] for key in own}) == layers_digest(own)
+        if is_fixed and not self.is_simulated:
+            return True
         # Layers narrower than the node's own would show more of a sample.
         fits = sent.keys() == own.keys() and all(
             len(a.shape) == len(own[k].shape) and np.less_equal(own[k].shape, a.shape).all()

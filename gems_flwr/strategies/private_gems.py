@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -37,6 +37,7 @@ from gems_flwr.secure.fixed_point import Layout, Section, Words, whole_section
 from gems_flwr.spaces import find_output_layer, flatten_linear
 from gems_flwr.spaces.cone import private_steps, spent_epsilon
 from gems_flwr.spaces.cone.private_steps import LONGEST, NoisyMeans, PrivateState, Spread
+from gems_flwr.spaces.cone.totals import countable
 from gems_flwr.strategies.averaging import checkpoint_faults
 from gems_flwr.strategies.loop import RoundLoop
 from gems_flwr.typing import Arrays, Float
@@ -128,6 +129,7 @@ class PrivateSum(SumQuestion):
             is_seeded=self.dp_seeded,
             is_shared_noise=True,
             masked_with=node.masked_with,
+            entries=0 if self.center is None else self.center.size**2,
         )
 
     def answer(self, node: Node) -> RecordDict:
@@ -140,8 +142,6 @@ class PrivateSum(SumQuestion):
         asked = {} if layout is None else {s.name: s.shape for s in layout.sections}
         if layout is None or asked != shapes:
             raise ModelError(f"the server wants {asked} for a sum of {shapes}")
-        entries = layer.features**2 if self.stage == "spread" else 0
-        node.allow(replace(self.discloses(node), entries=entries))
         values, honest = self.summand(node), node.limits.noise_shares(node.masked_with)
         squared_mu = shared_noise.squared_mu_of(self.noise, honest)
         # Noise that is too small on its grid is not what the ledger takes it for.
@@ -164,12 +164,11 @@ class PrivateSum(SumQuestion):
 
     def summand(self, node: Node) -> dict[str, Any]:
         """Return the node's sums of whole numbers."""
-        layer, samples = node.output_layer(), node.inputs("train")
+        layer = node.output_layer()
+        # A refusal would tell of single samples.
+        samples = countable(node.inputs("train"), layer.num_classes)
         labels = samples.labels.long().cpu().numpy()
-        known = (labels >= 0) & (labels < layer.num_classes)
-        # A refusal would tell of single samples: others do not count, what is no number is zero.
-        inputs = samples.inputs.detach().cpu().double().numpy()[known]
-        inputs, labels = np.where(np.isfinite(inputs), inputs, 0.0), labels[known]
+        inputs = samples.inputs.detach().cpu().double().numpy()
         if self.stage == "means":
             return private_steps.whole_mean_sums(inputs, labels, layer.num_classes, self.clip)
         if self.center is None or len(self.center) != layer.features:

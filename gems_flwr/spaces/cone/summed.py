@@ -126,11 +126,18 @@ class MomentSum(SumQuestion):
 
     def discloses(self, node: Node) -> Disclosure:
         """Return what the sum shows: under masks the total, so its counts are what is looked at."""
-        samples, classes = self._samples(node), node.output_layer().num_classes
+        samples, classes = (
+            summed_samples(node, self.min_count, self.totals),
+            node.output_layer().num_classes,
+        )
         counts = torch.bincount(samples.labels.long(), minlength=classes).numpy()
         features, has_mean = samples.inputs.shape[1], self.stage == "means"
         if node.hidden_with and self.stage != "scale":
-            counts = self._total_counts(classes, node)
+            # Its own samples decide nothing, for a refusal would tell of them.
+            if len(self.totals) < classes:
+                reason = "the server does not say how many samples the sum is of"
+                raise RefusedError("largest_rank", reason)
+            counts = np.array(self.totals[:classes])
         if self.stage == "covariances" and node.layout is not None:
             asked = {section.name for section in node.layout.sections}
             shown = np.array([f"second-{label}" in asked for label in range(classes)])
@@ -151,25 +158,13 @@ class MomentSum(SumQuestion):
         about["entries"] = classes * directions**2
         return Disclosure("moments", features, groups, self.min_count, **about)
 
-    def _total_counts(self, classes: int, node: Node) -> NDArray[Any]:
-        """Return how many samples all nodes have, as the server says.
-
-        The node's own decide nothing: a refusal would tell of them.
-        """
-        if len(self.totals) < classes and node.limits.largest_rank != "full":
-            reason = "the server does not say how many samples the sum is of"
-            raise RefusedError("largest_rank", reason)
-        in_all = np.zeros(classes, dtype=np.int64)
-        in_all[: len(self.totals)] = self.totals[:classes]
-        return in_all
-
-    def _samples(self, node: Node) -> Samples:
-        return summed_samples(node, self.min_count, self.totals)
-
     def summand(self, node: Node) -> dict[str, Float]:
         """Return the node's sums, by section."""
         node.allow(self.discloses(node), leaves=True)
-        samples, classes = self._samples(node), node.output_layer().num_classes
+        samples, classes = (
+            summed_samples(node, self.min_count, self.totals),
+            node.output_layer().num_classes,
+        )
         features = samples.inputs.shape[1]
         if self.scale is not None and len(self.scale) != features:
             raise ModelError(f"directions of {len(self.scale)} inputs, there are {features}")

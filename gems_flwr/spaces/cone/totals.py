@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from gems_flwr.bounds import MAX_EXAMPLES, MAX_WEIGHT
+from gems_flwr.core.log import log_warning
 from gems_flwr.devices import exact_device
 from gems_flwr.errors import SpaceError
 from gems_flwr.samples import Samples
@@ -160,9 +161,11 @@ def large_enough(samples: Samples, least: int, totals: Sequence[int] = ()) -> Sa
 
 def countable(samples: Samples, classes: int) -> Samples:
     """Return the samples of known classes, inputs within what sums hold; no number counts as 0."""
-    labels = samples.labels.long()
+    labels, inputs = samples.labels.long(), samples.inputs
+    if not bool(torch.isfinite(inputs).all()):
+        log_warning("not_finite", reason="of inputs that are no numbers NaN counts as 0")
     known = (labels >= 0) & (labels < classes)
-    inputs = samples.inputs[known].nan_to_num(0.0).clamp(-MAX_WEIGHT, MAX_WEIGHT)
+    inputs = inputs[known].nan_to_num(0.0).clamp(-MAX_WEIGHT, MAX_WEIGHT)
     return Samples(inputs, samples.labels[known])
 
 
