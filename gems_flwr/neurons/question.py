@@ -89,7 +89,7 @@ class Neurons(Question[NeuronBalls]):
 
     def discloses(self, node: Node) -> Disclosure:
         """Return that the answer is trained weights, and how far they may move."""
-        return Disclosure("radius", adaptive=1)
+        return Disclosure("radius")
 
     def answer(self, node: Node) -> RecordDict:
         """Let the handler train; return a row per neuron (`NeuronBalls.to_array`)."""

@@ -80,8 +80,8 @@ class NodeLimits:
         A file of the node's own in which the privacy spent is kept over runs and restarts. By
         default one for the node's name in the folder ``GEMS_FLWR_HOME``, or ``~/.gems-flwr``.
     allow_scores : bool or int, default 100
-        How many models and radii in all its runs the node judges by its own data, without masks
-        or noise; true for any number. A handler's evaluation is not counted.
+        How many models the node judges by its own data in all its runs, without masks or noise;
+        true for any number. Radii and a handler's evaluation are not counted.
     share_gradients : bool, default True
         Whether the node sends loss and gradient of a model on its training data
         (`Gems(refine=…)`), as sums over no fewer samples than class moments need. Without masks
@@ -248,7 +248,7 @@ class NodeLimits:
 
     def most(self, disclosure: Disclosure) -> tuple[str, int | None]:
         """Return the limit that counts such answers, and how many it allows; None for any."""
-        if disclosure.kind not in ("score", "radius"):
+        if disclosure.kind != "score":
             return "adaptive_answers", self.adaptive_answers
         return "allow_scores", None if self.allow_scores is True else int(self.allow_scores)
 

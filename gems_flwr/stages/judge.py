@@ -27,6 +27,7 @@ from gems_flwr.networks import linear_layer
 from gems_flwr.secure.fixed_point import Section
 from gems_flwr.spaces.ball import LayerData, class_margins
 from gems_flwr.spaces.cone import ClassMomentCone, PrivateChoice, candidate_heads
+from gems_flwr.spaces.cone.totals import countable
 from gems_flwr.stages.gradients import raw_values
 from gems_flwr.stages.stage import Play, Stage
 from gems_flwr.typing import Arrays, Float
@@ -87,6 +88,8 @@ class _Judgement(Question[Any]):
     def counts(self, node: Node) -> Counts:
         """Return how many held-out samples each candidate classifies correctly."""
         layer, samples = node.output_layer("validation"), node.inputs("validation")
+        if node.masked_with:
+            samples = countable(samples, layer.num_classes)
         groups = layer.num_classes if self.by_class else 1
         labels = samples.labels.long()
         group = labels if self.by_class else torch.zeros_like(labels)

@@ -31,6 +31,7 @@ from gems_flwr.spaces.cone.summed import MomentSum
 from gems_flwr.spaces.question import META, SPACE
 from gems_flwr.stages import Gradient, Judge, Losses
 from gems_flwr.stages.gradients import LossesSum
+from gems_flwr.stages.judge import JudgeSum
 from gems_flwr.strategies.loop import RoundLoop
 
 D = 8
@@ -103,10 +104,10 @@ class OneSum(RoundLoop):
 class Masked(Victim):
     """A victim in sums with three nodes that the server plays, whose samples are all zero."""
 
-    secure = SecureSum()
+    secure = SecureSum(threshold=1.0)  # all or nothing
 
-    def __init__(self, x, limits=None, **config):
-        super().__init__(x, limits=limits, **config)
+    def __init__(self, x, y=None, limits=None, **config):
+        super().__init__(x, y, limits=limits, **config)
         own = self.app_data
         zero = torch.zeros(100, own[0].shape[1]), torch.zeros(100, dtype=torch.long)
         pick = {"north": own}
@@ -341,8 +342,10 @@ def test_under_masks_no_number_of_the_node_s_decides_whether_it_answers(caplog):
     # By what the server says itself, whatever the node has.
     assert bisected(victim, by_total, 1, 100) == pytest.approx(31.5, abs=0.1)
     assert bisected(victim, by_count, 2, 100) == pytest.approx(100, abs=0.1)  # always refused
-    spoilt = np.where(x > 3.9, np.inf, x)
-    assert Masked(spoilt, **{"num-partitions": 4}).sum(*by_bound(1e3)) is not None
+    spoilt = Masked(np.where(x > 3.9, np.inf, x), np.arange(40) % 7, **{"num-partitions": 4})
+    right = [Section("seen", (1,), 1e3, 64), Section("right", (1, 1), 1e3, 64)]
+    for asked in (by_bound(1e3), (JudgeSum(), right, layer)):
+        assert spoilt.sum(*asked) is not None
 
 
 def test_plain_sums_show_no_feature_that_one_sample_moves_and_are_counted():

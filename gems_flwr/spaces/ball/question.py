@@ -96,7 +96,7 @@ class Centered(SpaceQuestion):
 
     def discloses(self, node: Node) -> Disclosure:
         """Return that it is a trained layer, and a radius around it."""
-        return Disclosure("radius", adaptive=1)
+        return Disclosure("radius")
 
     def build(self, node: Node) -> CenteredSpace:
         """Return the space around the node's trained layer."""
