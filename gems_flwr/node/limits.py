@@ -49,6 +49,7 @@ from gems_flwr.spaces.cone import (
 
 # Masks that hide a node also from a server that plays others.
 SIGNED = "ask with secure=SecureSum(), for which a real node has trusted-keys"
+CHOSEN = "of contents that it chooses (gradients, sums, groups, scores, layers below the head)"
 # In the node's state in Flower; in it the sum of squared mu of all Gaussian releases, from which
 # any (epsilon, delta) follows.
 LEDGER, SQUARED_MU = "ledger", "squared_mu"
@@ -146,8 +147,7 @@ class NodeLimits:
             "least_nodes": (self.least_nodes >= 3, "at least 3"),
             "least_threshold": (0.5 < self.least_threshold <= 1, "above 0.5 and at most 1"),
         }
-        if not all(holds for holds, _ in rules.values()):
-            check_options(self, rules)
+        check_options(self, rules)
 
     @classmethod
     def of_node(cls, config: Mapping[str, Any]) -> NodeLimits:
@@ -237,13 +237,9 @@ class NodeLimits:
         so_far = so_far or {"a class": max(given.values(), default=0)}
         for name, count in so_far.items():
             if more and most is not None and count + more > most:
-                raise RefusedError(
-                    limit,
-                    f"it is {most}, and the server wants {more} of {name} beside the {count} that "
-                    "it got, of contents that it chooses (gradients, losses, other layers below "
-                    "the head than the node's own or its first, other groups, scores): "
-                    f"{SIGNED}, or the node's owner sets {limit.replace('_', '-')}={count + more}",
-                )
+                why = f"it is {most}, and the server wants {more} of {name} beside the {count} that"
+                why += f" it got, {CHOSEN}: {SIGNED}, or the node's owner sets "
+                raise RefusedError(limit, f"{why}{limit.replace('_', '-')}={count + more}")
         return {name: count + disclosure.adaptive for name, count in so_far.items()}
 
     def most(self, disclosure: Disclosure) -> tuple[str, int | None]:
@@ -261,15 +257,11 @@ class NodeLimits:
         if self.seeded_noise:
             return
         if disclosure.is_seeded:
-            raise RefusedError(
-                "seeded_noise", "noise from a known seed can be subtracted; ask without dp_seeded"
-            )
+            why = "noise from a known seed can be subtracted; ask without dp_seeded"
+            raise RefusedError("seeded_noise", why)
         if disclosure.is_shared_noise and not disclosure.masked_with:
-            raise RefusedError(
-                "honest_nodes",
-                "a share of the noise without masks on the sum protects no one: the server asks "
-                "with secure=SecureSum()",
-            )
+            why = "a share of the noise protects no one without masks; ask with secure=SecureSum()"
+            raise RefusedError("honest_nodes", why)
 
     def _allow_moments(self, disclosure: Disclosure) -> None:
         asked = disclosure.least_asked
@@ -309,9 +301,8 @@ class NodeLimits:
     def _allow_second_moments(self, disclosure: Disclosure) -> None:
         """Refuse the second moments of all inputs of a layer where samples are too few."""
         features = disclosure.features
-        for group in disclosure.groups:
-            whole = self.largest_rank == "auto" and may_send_full(group.samples, features)
-            if self.largest_rank != "full" and not whole:
+        for group in disclosure.groups if self.largest_rank != "full" else ():
+            if self.largest_rank != "auto" or not may_send_full(group.samples, features):
                 what = f"the second moments of {features} inputs of {group.samples} samples"
                 raise RefusedError("largest_rank", f"{what}; merge by fisher, or ask for cones")
 

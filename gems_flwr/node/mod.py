@@ -177,10 +177,11 @@ def respond(
         return failed.reply
     except Exception as error:
         # Errors of ours say what to do; for others the place may help.
-        fault = str(error) if isinstance(error, GemsError) else describe_fault(error)
-        told = isinstance(error, GemsError) and not isinstance(error, _OF_DATA)
-        of_data = not told or getattr(error, "limit", "") in ("largest_rank", "min_mean_count")
-        # A simulation has nothing to hide, and no one else to look at a node's log.
+        ours = isinstance(error, GemsError)
+        fault = str(error) if ours else describe_fault(error)
+        of_data = not ours or isinstance(error, SpaceError | NotGoodEnoughError)
+        of_data |= getattr(error, "limit", "") in ("largest_rank", "min_mean_count")
+        # Numbers may be those of the data; a simulation has nothing to hide.
         if what and of_data and "num-partitions" not in context.node_config:
             fault = without_numbers(fault, name)
     reason = fault_reason(what or message.metadata.message_type, name, fault)
@@ -225,8 +226,6 @@ def _answer(
     return Message(content, reply_to=message)
 
 
-# Errors whose numbers may be those of the node's data.
-_OF_DATA = (SpaceError, NotGoodEnoughError)
 # By name: the mods for secure aggregation are in a part of Flower that is not public.
 _PRIVACY_MODS = {
     *("LocalDpMod", "fixedclipping_mod", "adaptiveclipping_mod"),
@@ -480,9 +479,13 @@ class Node:
         checked = self.context.node_config.get("trusted-keys") or self.is_simulated
         return self.masked_with if checked else 0
 
+    @property
+    def is_guarded(self) -> bool:
+        """Whether answers are rounded: alone, unless the node may send full moments."""
+        return not self.hidden_with and self.limits.largest_rank != "full"
+
     def _ledger(self) -> contextlib.AbstractContextManager[dict[str, Any]]:
-        # A simulated node begins anew with every run: a second one may well start from other
-        # random layers.
+        # A simulated node begins anew with every run, perhaps from other random layers.
         path = None if self.is_simulated else self.limits.ledger_of(self.ledger_name)
         return ledger(path, self.context)
 

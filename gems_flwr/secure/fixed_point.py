@@ -149,8 +149,8 @@ class Layout:
         names = [section.name for section in self.sections]
         if set(values) != set(names):
             raise SpaceError("summand", f"the arrays {sorted(names)}", sorted(values))
-        parts = [s.encode(values[s.name], self.nodes, clip=clip) for s in self.sections]
-        return np.concatenate(parts)
+        nodes = self.nodes
+        return np.concatenate([s.encode(values[s.name], nodes, clip=clip) for s in self.sections])
 
     def decode(self, words: Words) -> dict[str, Float]:
         """Return the named arrays that a sum stands for."""

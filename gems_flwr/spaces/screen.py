@@ -216,11 +216,10 @@ def screen_gradients(
         # Where nodes round it, by no more than they report.
         rounding = float(np.sqrt(sent.gradient.shape[1]) * np.linalg.norm(sent.errors))
         found = float(np.linalg.norm(sent.gradient)) - rounding
-        cone, highest = cones[node], np.log(len(layer)) + steepest * length
-        highest *= _ROOM * heaviest * sent.count
-        there = cone.counts * class_weights[cone.labels] * (sent.withheld[cone.labels] == 0)
-        # Of no more samples than it claims; others count for nothing anyway.
-        least = float(there.sum()) / _ROOM * min(1.0, sent.count / cone.total_count)
+        highest = _ROOM * heaviest * sent.count * (np.log(len(layer)) + steepest * length)
+        labels, counts = cones[node].labels, cones[node].counts
+        there = counts * class_weights[labels] * (sent.withheld[labels] == 0)
+        least = float(there.sum()) / _ROOM * min(1.0, sent.count / counts.sum())
         if sent.loss > highest:
             reasons[node] = f"its loss is {sent.loss:.4g}, its inputs allow {highest:.4g}"
         elif sent.weight < least:

@@ -26,8 +26,7 @@ from gems_flwr.errors import BadReplyError, ModelError, OptionError, RoundFailed
 from gems_flwr.networks import linear_layer
 from gems_flwr.secure.fixed_point import Section
 from gems_flwr.spaces.ball import LayerData, class_margins
-from gems_flwr.spaces.cone import ClassMomentCone, PrivateChoice, candidate_heads
-from gems_flwr.spaces.cone.totals import countable
+from gems_flwr.spaces.cone import ClassMomentCone, PrivateChoice, candidate_heads, countable
 from gems_flwr.stages.gradients import raw_values
 from gems_flwr.stages.stage import Play, Stage
 from gems_flwr.typing import Arrays, Float

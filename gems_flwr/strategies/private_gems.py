@@ -35,9 +35,8 @@ from gems_flwr.errors import ModelError, OptionError, RefusedError, check_option
 from gems_flwr.secure import shared_noise, shares_needed
 from gems_flwr.secure.fixed_point import Layout, Section, Words, whole_section
 from gems_flwr.spaces import find_output_layer, flatten_linear
-from gems_flwr.spaces.cone import private_steps, spent_epsilon
+from gems_flwr.spaces.cone import countable, private_steps, spent_epsilon
 from gems_flwr.spaces.cone.private_steps import LONGEST, NoisyMeans, PrivateState, Spread
-from gems_flwr.spaces.cone.totals import countable
 from gems_flwr.strategies.averaging import checkpoint_faults
 from gems_flwr.strategies.loop import RoundLoop
 from gems_flwr.typing import Arrays, Float

@@ -36,6 +36,7 @@ from gems_flwr.strategies.loop import RoundLoop
 
 D = 8
 CONSENT = NodeLimits(adaptive_answers=10)
+LAYER = {"weight": np.zeros((2, D), "f4"), "bias": np.zeros(2, "f4")}
 
 
 def app_of(source, **options):
@@ -197,13 +198,12 @@ def by_losses(victim, attempts):
     """With a steep layer the loss is the margin of those that are wrong: one sample's numbers."""
     guesses, rng = [], np.random.default_rng(2)
     one, steep = np.ones(D, np.float32), 1e4
-    zero = {"weight": np.zeros((2, D), "f4"), "bias": np.zeros(2, "f4")}
 
     def loss(towards, threshold):
         step = np.zeros((2, D + 1))
         step[1] = np.append(towards, -threshold) * steep
         points = np.array([[0.0, 0.0], [0.0, 1.0]])
-        content = victim.ask(Losses(one, step.astype("f4"), points), zero)
+        content = victim.ask(Losses(one, step.astype("f4"), points), LAYER)
         return None if content is None else content["metrics"]["loss-sums"][1] / steep
 
     for _ in range(attempts):
@@ -285,13 +285,12 @@ def test_an_owner_s_consent_ends_at_its_number_whatever_restarts(attack):
 def test_a_class_of_few_samples_is_in_no_gradient_and_no_loss():
     """Eight samples at least, and three roots of D / 12; of five, one reply once told all."""
     x, y = images(45, seed=4), np.repeat([0, 1], [40, 5])
-    layer = {"weight": np.zeros((2, D), "f4"), "bias": np.zeros(2, "f4")}
     ask = Gradient(np.ones(D, "f4"), np.eye(D + 1, dtype="f4"))
-    content = Victim(x, y, limits=CONSENT).ask(ask, layer)
+    content = Victim(x, y, limits=CONSENT).ask(ask, LAYER)
     assert content["metrics"]["num-examples"] == 40
     assert content["gradient"]["withheld"] == [1]
     lonely = Victim(x[y == 1], limits=CONSENT)
-    assert lonely.ask(ask, layer) is None
+    assert lonely.ask(ask, LAYER) is None
     assert "limit largest_rank: no class has the samples" in lonely.refusal
 
 
@@ -321,20 +320,19 @@ def bisected(victim, question_of, low, high, tries=24):
 def test_under_masks_no_number_of_the_node_s_decides_whether_it_answers(caplog):
     """The server once found the largest number, and how many samples of a class there are."""
     x = images(40, seed=3) * 3 + 1
-    layer = {"weight": np.zeros((2, D), "f4"), "bias": np.zeros(2, "f4")}
 
     def by_bound(bound):
         sums = [Section(f"sums-{label}", (D,), bound, 64) for label in range(2)]
-        return MomentSum("means", totals=(900, 900)), sums, layer
+        return MomentSum("means", totals=(900, 900)), sums, LAYER
 
     def by_total(total):
         # Of 0 samples that a class is said to have, nothing is asked.
         asked = MomentSum("means", min_count=2, totals=(max(1, round(total)), 0))
-        return asked, [Section("sums-0", (D,), 1e6, 64)], layer
+        return asked, [Section("sums-0", (D,), 1e6, 64)], LAYER
 
     def by_count(count):
         asked = MomentSum("means", min_count=max(2, round(count)), totals=(20, 0))
-        return asked, [Section("sums-0", (D,), 1e6, 64)], layer
+        return asked, [Section("sums-0", (D,), 1e6, 64)], LAYER
 
     victim = Masked(x, **{"num-partitions": 4})
     assert bisected(victim, by_bound, 0.0, 1e3) < 1e-3  # never refused
@@ -344,7 +342,7 @@ def test_under_masks_no_number_of_the_node_s_decides_whether_it_answers(caplog):
     assert bisected(victim, by_count, 2, 100) == pytest.approx(100, abs=0.1)  # always refused
     spoilt = Masked(np.where(x > 3.9, np.inf, x), np.arange(40) % 7, **{"num-partitions": 4})
     right = [Section("seen", (1,), 1e3, 64), Section("right", (1, 1), 1e3, 64)]
-    for asked in (by_bound(1e3), (JudgeSum(), right, layer)):
+    for asked in (by_bound(1e3), (JudgeSum(), right, LAYER)):
         assert spoilt.sum(*asked) is not None
 
 
@@ -355,12 +353,11 @@ def test_plain_sums_show_no_feature_that_one_sample_moves_and_are_counted():
     x[17, 5] = 9
     victim = Masked(x, limits=CONSENT)
     victim.secure = None
-    layer = {"weight": np.zeros((2, D), "f4"), "bias": np.zeros(2, "f4")}
     shapes = {"counts": (2,), "sum": (D,), "squares": (D,), "sums-0": (D,)}
     sections = [Section(name, shape, 1e5, 64) for name, shape in shapes.items()]
     expected = np.where(np.arange(D) == 5, 0, x.sum(axis=0))
     for least in range(2, 20):
-        if found := victim.sum(MomentSum("means", least), sections, layer):
+        if found := victim.sum(MomentSum("means", least), sections, LAYER):
             assert found["sums-0"] == pytest.approx(expected)
     assert victim.answered == 10
     assert "adaptive_answers" in victim.refusal
@@ -488,16 +485,20 @@ def test_whether_the_head_is_found_depends_on_no_sample():
 
 def test_a_refusal_says_which_question_and_limit_and_no_number_of_the_data(caplog):
     victim = Victim(images(37))
-    layer = {"weight": np.zeros((2, D), "f4"), "bias": np.zeros(2, "f4")}
-    assert victim.ask(Cone(rank=7), layer) is None
+    assert victim.ask(Cone(rank=7), LAYER) is None
     limit = "cone on node north: refused by this node's limit largest_rank: "
     assert victim.refusal.startswith(f"{limit}class … has … samples of … features")
     assert "class 0 has 37 samples of 8 features" in caplog.text
-    # As well where it is no limit that is in the way.
-    assert Victim(images(7)).ask(Cone(), layer) is None
     victim = Victim(images(7))
-    victim.ask(Cone(), layer)
+    assert victim.ask(Cone(), LAYER) is None
     assert "expected a class with at least … samples" in victim.refusal
+
+
+def test_matrices_that_no_node_can_hold_are_refused_before_they_are_built():
+    """Two classes of 8,000 features: outer products of a gigabyte."""
+    victim = Victim(np.zeros((4, 8000)))
+    assert victim.ask(Cone(dp_epsilon=1.0), {"weight": np.zeros((2, 8000), "f4")}) is None
+    assert "limit entries: matrices of 128,000,000 numbers" in victim.refusal
 
 
 def test_a_private_answer_is_refused_for_nothing_that_a_sample_has():
@@ -506,18 +507,16 @@ def test_a_private_answer_is_refused_for_nothing_that_a_sample_has():
     x[3] = np.inf
     y = np.zeros(64, int)
     y[5] = 7
-    layer = {"weight": np.zeros((2, D), "f4"), "bias": np.zeros(2, "f4")}
-    assert Victim(x, y).ask(Cone(dp_epsilon=1.0), layer) is not None
+    assert Victim(x, y).ask(Cone(dp_epsilon=1.0), LAYER) is not None
 
 
 def test_a_node_without_a_name_has_one_ledger_whatever_its_id(tmp_path, monkeypatch):
     monkeypatch.setenv("GEMS_FLWR_HOME", str(tmp_path))
-    layer = {"weight": np.zeros((2, D), "f4"), "bias": np.zeros(2, "f4")}
     victim = Victim(images(64), limits=NodeLimits(dp_budget=1.2))
     for _ in range(3):
         victim.config = {}
         victim.grid = InProcessGrid(victim.app, [{}])
-        victim.ask(Cone(dp_epsilon=1.0), layer)
+        victim.ask(Cone(dp_epsilon=1.0), LAYER)
     assert victim.answered == 1
     assert "dp_budget" in victim.refusal
 
@@ -527,10 +526,9 @@ def test_a_node_without_a_name_has_one_ledger_whatever_its_id(tmp_path, monkeypa
 
 def by_groups(victim, requests):
     """Means of halves are linear equations, if the server knows who is in which half."""
-    layer = {"weight": np.zeros((2, D), "f4"), "bias": np.zeros(2, "f4")}
     count, rows, values = len(victim.x), [], []
     for _ in range(requests):
-        cone = victim.cone(Means(groups=2), layer)
+        cone = victim.cone(Means(groups=2), LAYER)
         if cone is None:
             break
         seed = derive_seed(5, "space", victim.asked, "north")
@@ -548,16 +546,15 @@ def test_groups_are_drawn_once_from_a_secret():
     guarded = Victim(x)
     assert guarded.rebuilt(by_groups(guarded, 60)) == 0
     assert guarded.answered == 60
-    layer = {"weight": np.zeros((2, D), "f4"), "bias": np.zeros(2, "f4")}
-    first = mean_values(guarded.cone(Means(groups=2), layer))
+    first = mean_values(guarded.cone(Means(groups=2), LAYER))
     guarded.restart()
-    assert np.array_equal(first, mean_values(guarded.cone(Means(groups=2), layer)))
+    assert np.array_equal(first, mean_values(guarded.cone(Means(groups=2), LAYER)))
     # Other parts would be more equations; another node's secret is another.
     for other in (Means(groups=3), Means(groups=2, min_count=9)):
-        assert guarded.cone(other, layer) is None
-    assert guarded.cone(Cone(clusters=2), layer) is not None
-    assert guarded.cone(Cone(clusters=3), layer) is None
-    stranger = Victim(x, name="south").cone(Means(groups=2), layer)
+        assert guarded.cone(other, LAYER) is None
+    assert guarded.cone(Cone(clusters=2), LAYER) is not None
+    assert guarded.cone(Cone(clusters=3), LAYER) is None
+    stranger = Victim(x, name="south").cone(Means(groups=2), LAYER)
     assert not np.array_equal(first, mean_values(stranger))
 
 
@@ -614,8 +611,7 @@ def test_refinement_asks_for_consent_with_the_first_message(space):
             return torch.from_numpy(x).float(), torch.from_numpy(np.arange(120) % 2)
 
         grid = InProcessGrid(app_of(data, limits=limits), 3)
-        layer = to_record({"weight": np.zeros((2, D), "f4"), "bias": np.zeros(2, "f4")})
-        return Gems(space=space, refine=2, **options).start(grid, layer)
+        return Gems(space=space, refine=2, **options).start(grid, to_record(LAYER))
 
     with pytest.raises(
         RoundFailedError, match=r"secure=SecureSum\(\), for .* adaptive-answers="

@@ -5,25 +5,15 @@ import zipfile
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.clientapp import ClientApp
 from helpers_gems import initial, linear_app, run
 from torch import nn
 
-from gems_flwr import (
-    Ball,
-    Cone,
-    Ellipsoid,
-    Gems,
-    InProcessGrid,
-    Means,
-    Neurons,
-    good_enough_mod,
-)
+from gems_flwr import Ball, Cone, Ellipsoid, Gems, InProcessGrid, Means, Neurons
 from gems_flwr.__main__ import main
 from gems_flwr.bounds import MAX_PARAMETERS
 from gems_flwr.compression import decode_whole, encode_whole
 from gems_flwr.core.records import to_record
-from gems_flwr.errors import BadReplyError, ModelError, OptionError, RoundFailedError
+from gems_flwr.errors import BadReplyError, ModelError, OptionError
 from gems_flwr.node.limits import UNLIMITED
 from gems_flwr.spaces.cone.summed import MomentSum
 from gems_flwr.stages import Gradient, Losses
@@ -63,15 +53,6 @@ def test_a_model_far_beyond_the_nodes_own_is_refused_before_it_is_built():
     (node,) = grid.get_node_ids()
     (reply,) = grid.send_and_receive([Message(content, node, "train")])
     assert "10,000,004 numbers, this node takes 10,000,000" in reply.error.reason
-
-
-def test_matrices_that_no_node_can_hold_are_refused_before_they_are_built():
-    """Two classes of 8,000 features: outer products of a gigabyte."""
-    x, layer = np.zeros((4, 8000), "f4"), {"weight": np.zeros((2, 8000), "f4")}
-    app = ClientApp(mods=[good_enough_mod(lambda _: ((x, np.arange(4) % 2), None))])
-    app.train()(lambda message, context: message)
-    with pytest.raises(RoundFailedError, match="matrices of 128,000,000 numbers"):
-        Gems(space=Cone(dp_epsilon=1.0)).start(InProcessGrid(app, 2), to_record(layer))
 
 
 def test_a_packed_model_that_would_fill_the_memory_is_refused():

@@ -153,9 +153,7 @@ class MomentSum(SumQuestion):
         each = max(directions, 0 if has_mean else 1)
         groups = tuple(Group(name, count, each, has_mean) for name, count in named if count)
         about: dict[str, Any] = {"masked_with": node.hidden_with, "planned": self.planned}
-        # In directions of the server's, or of classes of its choice.
-        about["adaptive"] = int(self.stage != "scale")
-        about["entries"] = classes * directions**2
+        about |= {"adaptive": int(self.stage != "scale"), "entries": classes * directions**2}
         return Disclosure("moments", features, groups, self.min_count, **about)
 
     def summand(self, node: Node) -> dict[str, Float]:
@@ -207,8 +205,7 @@ def summed_samples(node: Node, asked: int | None, in_all: Sequence[int] = ()) ->
         samples = totals.countable(samples, node.output_layer().num_classes)
     least = node.limits.least_for_sums(asked, masked=node.hidden_with > 0)
     samples = totals.large_enough(samples, least, in_all)
-    shows_all = node.hidden_with or node.limits.largest_rank == "full"
-    return samples if shows_all else totals.without_rare(samples)
+    return totals.without_rare(samples) if node.is_guarded else samples
 
 
 # --- on the server --------------------------------------------------------------------------

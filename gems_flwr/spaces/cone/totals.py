@@ -44,13 +44,7 @@ from gems_flwr.spaces.cone.covariance import (
     symmetric,
     upper_half,
 )
-from gems_flwr.spaces.cone.rules import (
-    MIN_COUNT,
-    allowed_rank,
-    check_batch,
-    few_move,
-    middle_mean,
-)
+from gems_flwr.spaces.cone.rules import MIN_COUNT, allowed_rank, check_batch, few_move, middle_mean
 from gems_flwr.typing import Float
 
 # Powers of two that an input can be shown to be below, from the least on.
