@@ -55,6 +55,8 @@ MAX_POINTS = 100
 # be beyond that: merged layers are wider than the node's, up to as many times as there are nodes.
 MAX_PARAMETERS = 10**7
 MAX_GROWTH = 20
+# Numbers of all matrices that a node builds for an answer: 800 MB, of ten classes 3,162 features.
+MAX_ENTRIES = 10**8
 # Points of a curve of radii.
 MAX_CURVE_POINTS = 1001
 # Sums over rounds and nodes stay finite, and so do their squares.

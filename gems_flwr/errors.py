@@ -139,6 +139,7 @@ class RefusedError(GemsError, PermissionError):
 
     def __init__(self, limit: str, why: str) -> None:
         super().__init__(f"refused by this node's limit {limit}: {why}")
+        self.limit = limit
 
 
 class BypassedPrivacyError(GemsError, ValueError):

@@ -26,7 +26,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import logging
 import secrets as random_bytes
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -87,7 +86,6 @@ MASKS = "masks"
 _SECURE, _TEXT, _LETTERS, _SIGNATURE = "secure-sum", "text", "letters", "signature"
 # Whose keys or letters a node does not accept, and why.
 _ACCUSED, _WHY = "accused", "why"
-_log = logging.getLogger("gems_flwr")
 
 T = TypeVar("T")
 
@@ -292,9 +290,9 @@ def answer_masked(
         reply = failed.reply
     except Exception as error:
         fault = str(error) if isinstance(error, GemsError) else describe_fault(error)
-        raise SecureSumError(_without_numbers(fault, name)) from error
+        raise SecureSumError(without_numbers(fault, name)) from error
     if reply.has_error():
-        reason = _without_numbers(reply.error.reason or "", name)
+        reason = without_numbers(reply.error.reason or "", name)
         return Message(Error(code=reply.error.code, reason=reason), reply_to=message)
     if lacks_layers(reply.content):
         return reply  # it says what the node lacks, and nothing of its data
@@ -319,14 +317,6 @@ def _digest_of(content: RecordDict) -> bytes:
     """
     asked = {key: content[key] for key in sorted(content) if key != BELOW}
     return hashlib.sha256(records_to_bytes(RecordDict(asked))).digest()
-
-
-def _without_numbers(reason: str, name: str) -> str:
-    """Return what the server gets of a fault: numbers may be those of the data."""
-    shortened = without_numbers(reason)
-    if shortened != reason:
-        _log.warning("node %s: %s", name, reason)
-    return shortened
 
 
 def _check_company(limits: NodeLimits, known: NodeSecrets) -> int:

@@ -76,9 +76,10 @@ class Disclosure:
     masked_with: int = 0  # nodes in the secure sum that hides the answer; 0 without
     # Whether the server freely chooses what it is about (a layer, features, parts of classes), so
     # that answers which are harmless one by one may give a sample away together. Counted by
-    # `Node.allow(…, leaves=True)`.
-    adaptive: bool = False
+    # `Node.allow(…, leaves=True)`: how many answers it is.
+    adaptive: int = 0
     planned: int = 0  # how many adaptive answers the server announces to ask for afterwards
+    entries: int = 0  # numbers of all matrices that the node has to build at once
 
 
 NOTHING = Disclosure("nothing")
@@ -126,8 +127,7 @@ class Question(ABC, Generic[T]):
 
         `rules` has for each field whether it holds, and what is allowed.
         """
-        if not all(holds for holds, _ in rules.values()):
-            check_options(self, rules)
+        check_options(self, rules)
 
     def about(self, layer: OutputLayer | None) -> Self:
         """Return the question about an output layer, where it depends on one."""
@@ -225,11 +225,11 @@ def take_question(content: RecordDict) -> Question[Any] | None:
     if record is None:
         return None
     values = record if isinstance(record, ConfigRecord) else {}
-    kind, text = values.get(_KIND), values.get(_TEXT)
-    if not isinstance(kind, str) or not isinstance(text, str) or kind not in _REGISTRY:
+    kind, text = question_kind(content), values.get(_TEXT)
+    if not kind or not isinstance(text, str):
         raise OptionError(
-            f"the server asks for {shown(kind)}, which this version does not know; it knows "
-            f"{sorted(_REGISTRY)}"
+            f"the server asks for {shown(values.get(_KIND))}, which this version does not know; "
+            f"it knows {sorted(_REGISTRY)}"
         )
     # What is left is what an ordinary handler expects.
     del content[QUESTION]
@@ -238,6 +238,13 @@ def take_question(content: RecordDict) -> Question[Any] | None:
     return _REGISTRY[kind].from_records(
         text, {name: checked_array(array, name) for name, array in arrays.items()}
     )
+
+
+def question_kind(content: RecordDict) -> str:
+    """Return the kind of question that a message asks, as far as it is known; else nothing."""
+    record = content.get(QUESTION)
+    kind = record.get(_KIND) if isinstance(record, ConfigRecord) else None
+    return kind if isinstance(kind, str) and kind in _REGISTRY else ""
 
 
 def registered_questions() -> dict[str, type[Question[Any]]]:

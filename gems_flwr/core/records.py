@@ -10,6 +10,7 @@ message of a run, so headers are remembered here.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 from collections.abc import Mapping
@@ -464,7 +465,7 @@ def add_reason(reply: Message, more: str) -> None:
 
 # --- the reason in an error reply -----------------------------------------------------------
 
-_PREFIX = re.compile(r"[\w.]+ failed on node [^\n]*?: ")
+_PREFIX = re.compile(r"[\w.-]+ (failed )?on node [^\n]*?: ")
 # How Flower, or a handler, reports an exception.
 _RAISED = re.compile(r"<class|\w+(Error|Exception)\b")
 _NUMBER = re.compile(r"[-+]?(?<![\w.])\d[\d_,.]*(e[-+]?\d+)?")
@@ -474,7 +475,8 @@ _PLACE = re.compile(r"\(in [^()]*, [^()]* line \d+\)$")
 
 def fault_reason(kind: str, node: str, fault: str) -> str:
     """Return the reason of an error reply: which message failed, on which node, and why."""
-    return f"{kind} failed on node {node}: {fault}"
+    failed = "" if fault.startswith("refused by this node's limit") else "failed "
+    return f"{kind} {failed}on node {node}: {fault}"
 
 
 def fault_in(reason: str) -> str:
@@ -493,11 +495,14 @@ def is_without_mod(reason: str) -> bool:
     return not ours and (ran_into or reason.startswith(something_else))
 
 
-def without_numbers(reason: str) -> str:
-    """Return a reason without its numbers, where they would disclose something of the node."""
+def without_numbers(reason: str, node: str) -> str:
+    """Return a reason without its numbers, which may be those of the data: its own log has them."""
     prefix = _PREFIX.match(reason)
     start = prefix.end() if prefix else 0
-    return reason[:start] + _NUMBER.sub("…", reason[start:])
+    shortened = reason[:start] + _NUMBER.sub("…", reason[start:])
+    if shortened != reason:
+        logging.getLogger("gems_flwr").warning("node %s: %s", node, reason)
+    return shortened
 
 
 def put_handler_metrics(content: RecordDict, trained: RecordDict) -> None:

@@ -26,20 +26,20 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from urllib.parse import quote
 
 from flwr.app import ConfigRecord, Context, Message
 
+from gems_flwr.bounds import MAX_ENTRIES
 from gems_flwr.core.disk import write_atomically
-from gems_flwr.core.question import Disclosure, Group
+from gems_flwr.core.question import Disclosure, DisclosureKind, Group
 from gems_flwr.core.records import EVALUATE
 from gems_flwr.errors import CheckpointError, OptionError, RefusedError, check_options
 from gems_flwr.spaces.cone import (
     MEAN_COUNT,
     MIN_COUNT,
     NUMBERS_PER_SAMPLE,
-    SAMPLES_PER_DIRECTION,
     MeanRule,
     allowed_rank,
     is_rank,
@@ -47,6 +47,9 @@ from gems_flwr.spaces.cone import (
     spent_epsilon,
 )
 
+# Masks that hide a node also from a server that plays others.
+SIGNED = "ask with secure=SecureSum(), for which a real node has trusted-keys"
+CHOSEN = "of contents that it chooses (gradients, sums, groups, scores, layers below the head)"
 # In the node's state in Flower; in it the sum of squared mu of all Gaussian releases, from which
 # any (epsilon, delta) follows.
 LEDGER, SQUARED_MU = "ledger", "squared_mu"
@@ -77,8 +80,9 @@ class NodeLimits:
     ledger : path, optional
         A file of the node's own in which the privacy spent is kept over runs and restarts. By
         default one for the node's name in the folder ``GEMS_FLWR_HOME``, or ``~/.gems-flwr``.
-    allow_scores : bool, default True
-        Whether the node reports how accurate a model is on its own data.
+    allow_scores : bool or int, default 100
+        How many models the node judges by its own data in all its runs, without masks or noise;
+        true for any number. Radii and a handler's evaluation are not counted.
     share_gradients : bool, default True
         Whether the node sends loss and gradient of a model on its training data
         (`Gems(refine=…)`), as sums over no fewer samples than class moments need. Without masks
@@ -124,7 +128,7 @@ class NodeLimits:
     dp_budget: float | None = 10.0
     dp_delta: float = 1e-5
     ledger: str | Path | None = None
-    allow_scores: bool = True
+    allow_scores: bool | int = 100
     share_gradients: bool = True
     adaptive_answers: int | None = 0
     share_examples: bool = False
@@ -145,14 +149,14 @@ class NodeLimits:
             "largest_rank": (is_rank(self.largest_rank), "'auto', 'full' or a number from 1"),
             "dp_budget": (budget is None or budget > 0, "above 0, or none"),
             "adaptive_answers": (answers is None or answers >= 0, "at least 0, or none"),
+            "allow_scores": (self.allow_scores >= 0, "true, false or a number"),
             "dp_delta": (0 < self.dp_delta < 1, "in (0, 1)"),
             "honest_nodes": (self.honest_nodes >= 1, "at least 1"),
             "least_nodes": (self.least_nodes >= 3, "at least 3"),
             "keep_inputs": (self.keep_inputs >= 0, "at least 0"),
             "least_threshold": (0.5 < self.least_threshold <= 1, "above 0.5 and at most 1"),
         }
-        if not all(holds for holds, _ in rules.values()):
-            check_options(self, rules)
+        check_options(self, rules)
 
     @classmethod
     def of_node(cls, config: Mapping[str, Any]) -> NodeLimits:
@@ -207,6 +211,11 @@ class NodeLimits:
         kind = disclosure.kind
         if kind == "nothing":
             return
+        if kind not in get_args(DisclosureKind):
+            raise RefusedError("allow", f"a {kind}, for which it has no rule")
+        if disclosure.entries > MAX_ENTRIES:
+            what = f"matrices of {disclosure.entries:,} numbers for one answer"
+            raise RefusedError("entries", f"{what}, it builds {MAX_ENTRIES:,}; fewer features")
         if self.only_sums and not disclosure.masked_with:
             raise RefusedError("only_sums", "this node answers with masked sums alone")
         if kind == "examples" and not self.share_examples:
@@ -232,19 +241,21 @@ class NodeLimits:
 
         `given` has those so far, by the group's name; while groups are not known the most count.
         """
-        most, more = self.adaptive_answers, disclosure.adaptive + disclosure.planned
+        (limit, most), more = self.most(disclosure), disclosure.adaptive + disclosure.planned
         so_far = {group.name: given.get(group.name, 0) for group in disclosure.groups}
         so_far = so_far or {"a class": max(given.values(), default=0)}
         for name, count in so_far.items():
             if more and most is not None and count + more > most:
-                raise RefusedError(
-                    "adaptive_answers",
-                    f"it is {most}, and the server wants {more} of {name} beside the {count} that "
-                    "it got, of contents that it chooses (gradients, losses, other layers below "
-                    "the head than the node's own or its first, other groups): ask with "
-                    f"secure=SecureSum(), or the node's owner sets adaptive-answers={count + more}",
-                )
+                why = f"it is {most}, and the server wants {more} of {name} beside the {count} that"
+                why += f" it got, {CHOSEN}: {SIGNED}, or the node's owner sets "
+                raise RefusedError(limit, f"{why}{limit.replace('_', '-')}={count + more}")
         return {name: count + disclosure.adaptive for name, count in so_far.items()}
+
+    def most(self, disclosure: Disclosure) -> tuple[str, int | None]:
+        """Return the limit that counts such answers, and how many it allows; None for any."""
+        if disclosure.kind != "score":
+            return "adaptive_answers", self.adaptive_answers
+        return "allow_scores", None if self.allow_scores is True else int(self.allow_scores)
 
     def allow_handler(self, message: Message) -> None:
         """Refuse to pass an ordinary message to the app's own handler where limits forbid that."""
@@ -255,15 +266,11 @@ class NodeLimits:
         if self.seeded_noise:
             return
         if disclosure.is_seeded:
-            raise RefusedError(
-                "seeded_noise", "noise from a known seed can be subtracted; ask without dp_seeded"
-            )
+            why = "noise from a known seed can be subtracted; ask without dp_seeded"
+            raise RefusedError("seeded_noise", why)
         if disclosure.is_shared_noise and not disclosure.masked_with:
-            raise RefusedError(
-                "honest_nodes",
-                "a share of the noise without masks on the sum protects no one: the server asks "
-                "with secure=SecureSum()",
-            )
+            why = "a share of the noise protects no one without masks; ask with secure=SecureSum()"
+            raise RefusedError("honest_nodes", why)
 
     def _allow_moments(self, disclosure: Disclosure) -> None:
         asked = disclosure.least_asked
@@ -288,28 +295,23 @@ class NodeLimits:
             raise RefusedError(
                 "largest_rank",
                 f"an exact mean of {features} features, {group.name} has {count} samples{whose}; "
-                + ("leave it out" if masked else "ask with masks, or for rank='auto' without sums"),
+                + ("leave it out" if masked else f"{SIGNED}, or for rank='auto' without sums"),
             )
         most = allowed_rank(count, features) if self.rank_cap is None else self.rank_cap
         whole = may_send_full(count, features) and self.largest_rank == "auto"
         if directions > most and not (whole and not masked):
-            full = directions >= features
-            asked = "full moments" if full else f"{directions} directions"
-            least = SAMPLES_PER_DIRECTION * directions
-            instead = f"a smaller sketch, or Cone(min_count={least})" if masked else "rank='auto'"
+            instead = "a smaller sketch, or a larger min_count" if masked else "rank='auto'"
             raise RefusedError(
                 "largest_rank",
                 f"{group.name} has {count} samples of {features} features{whose}, of which it "
-                f"shows at most {most} directions, and the server asks for {asked}; ask for "
-                f"{instead}",
+                f"shows at most {most} directions, not {directions}: ask for {instead}",
             )
 
     def _allow_second_moments(self, disclosure: Disclosure) -> None:
         """Refuse the second moments of all inputs of a layer where samples are too few."""
         features = disclosure.features
-        for group in disclosure.groups:
-            whole = self.largest_rank == "auto" and may_send_full(group.samples, features)
-            if self.largest_rank != "full" and not whole:
+        for group in disclosure.groups if self.largest_rank != "full" else ():
+            if self.largest_rank != "auto" or not may_send_full(group.samples, features):
                 what = f"the second moments of {features} inputs of {group.samples} samples"
                 raise RefusedError("largest_rank", f"{what}; merge by fisher, or ask for cones")
 
@@ -326,6 +328,7 @@ class NodeLimits:
 
 UNLIMITED = NodeLimits(
     largest_rank="full",
+    allow_scores=True,
     dp_budget=None,
     adaptive_answers=None,
     share_examples=True,
@@ -333,25 +336,13 @@ UNLIMITED = NodeLimits(
 )
 """For simulations: all that the papers' experiments ask for."""
 
-# Fields that a node's config sets, and the kinds of their values.
-_NODE_KEYS: dict[str, tuple[type, ...]] = {
-    "min_count": (int,),
-    "min_mean_count": (int,),
-    "largest_rank": (int, str),
-    "require_dp": (bool,),
-    "dp_budget": (float, int),
-    "dp_delta": (float,),
-    "ledger": (str,),
-    "allow_scores": (bool,),
-    "share_gradients": (bool,),
-    "adaptive_answers": (int,),
-    "honest_nodes": (int,),
-    "least_nodes": (int,),
-    "least_threshold": (float, int),
-    "only_sums": (bool,),
-    "keep_inputs": (int,),
-    "inputs_folder": (str,),
-}
+# Fields that a node's config sets, and the kinds of their values: those of the defaults.
+_KINDS: dict[type, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (float, int)}
+_NODE_KEYS = {
+    field.name: _KINDS.get(type(field.default), (str,))
+    for field in dataclasses.fields(NodeLimits)
+    if field.name not in ("share_examples", "seeded_noise")
+} | {"largest_rank": (int, str), "allow_scores": (bool, int)}
 
 
 # --- the ledger -------------------------------------------------------------------------------

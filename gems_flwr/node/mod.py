@@ -41,7 +41,7 @@ from gems_flwr.carriers import (
 )
 from gems_flwr.core.flower import HANDLER_RAISED, ClientAppCallable, Mod
 from gems_flwr.core.nodes import Name
-from gems_flwr.core.question import Disclosure, take_question
+from gems_flwr.core.question import Disclosure, question_kind, take_question
 from gems_flwr.core.records import (
     CONFIG,
     RUN_SEED,
@@ -51,6 +51,7 @@ from gems_flwr.core.records import (
     pack_name,
     put_handler_metrics,
     to_numpy,
+    without_numbers,
 )
 from gems_flwr.core.run import derive_seed
 from gems_flwr.core.sums import LAYOUT, summand_record, take_layout
@@ -59,6 +60,8 @@ from gems_flwr.errors import (
     BypassedPrivacyError,
     GemsError,
     ModelError,
+    NotGoodEnoughError,
+    SpaceError,
     describe_fault,
 )
 from gems_flwr.networks import (
@@ -156,7 +159,7 @@ def respond(
     options: NodeOptions, message: Message, context: Context, call_next: ClientAppCallable
 ) -> Message:
     """Answer one message; see `good_enough_mod`."""
-    name = node_name(context)
+    name, what = node_name(context), question_kind(message.content)
     try:
 
         def answer(message: Message, masked_with: int = 0) -> Message:
@@ -175,8 +178,14 @@ def respond(
         return failed.reply
     except Exception as error:
         # Errors of ours say what to do; for others the place may help.
-        fault = str(error) if isinstance(error, GemsError) else describe_fault(error)
-    reason = fault_reason(message.metadata.message_type, name, fault)
+        ours = isinstance(error, GemsError)
+        fault = str(error) if ours else describe_fault(error)
+        of_data = not ours or isinstance(error, SpaceError | NotGoodEnoughError)
+        of_data |= getattr(error, "limit", "") in ("largest_rank", "min_mean_count")
+        # Numbers may be those of the data; a simulation has nothing to hide.
+        if what and of_data and "num-partitions" not in context.node_config:
+            fault = without_numbers(fault, name)
+    reason = fault_reason(what or message.metadata.message_type, name, fault)
     return Message(Error(code=HANDLER_RAISED, reason=reason), reply_to=message)
 
 
@@ -256,8 +265,6 @@ def inner_mods(call_next: ClientAppCallable) -> list[str]:
 # --- what questions work with on a node -------------------------------------------------------
 
 FROZEN_LAYERS = "frozen-layers"
-# Before the name of a group, in the node's ledger: how many adaptive answers it has got.
-ADAPTIVE = "adaptive "
 
 
 @dataclass(frozen=True)
@@ -431,19 +438,20 @@ class Node:
 
     def allow(self, disclosure: Disclosure, *, leaves: bool = False) -> None:
         """Refuse an answer beyond the node's limits; note an adaptive one that `leaves` now."""
-        exact = disclosure.kind == "moments" and disclosure.squared_mu is None
-        if exact and not self.masked_with and self.is_steered:
+        limits, exact = self.limits, disclosure.kind == "moments" and disclosure.squared_mu is None
+        if exact and not disclosure.masked_with and self.is_steered:
             disclosure = replace(disclosure, adaptive=True)
-        self.limits.allow(disclosure)
+        limits.allow(disclosure)
         self.has_counted |= leaves
-        chosen = disclosure.adaptive or disclosure.planned
-        if chosen and not self.masked_with and self.limits.adaptive_answers:
+        chosen, (limit, most) = disclosure.adaptive or disclosure.planned, limits.most(disclosure)
+        if chosen and not disclosure.masked_with and most:
+            prefix = f"{limit.partition('_')[0]} "
             with self._ledger() as entries:
-                noted = [name for name in entries if name.startswith(ADAPTIVE)]
-                given = {name.removeprefix(ADAPTIVE): entries[name] for name in noted}
-                counts = self.limits.count_adaptive(given, disclosure)
+                noted = [name for name in entries if name.startswith(prefix)]
+                given = {name.removeprefix(prefix): entries[name] for name in noted}
+                counts = limits.count_adaptive(given, disclosure)
                 if leaves:
-                    entries.update({ADAPTIVE + name: n for name, n in counts.items()})
+                    entries.update({prefix + name: n for name, n in counts.items()})
 
     def pin(self, what: str, value: str) -> bool:
         """Return whether this is the first value of its kind that the server chose, and keep it."""
@@ -463,11 +471,26 @@ class Node:
         config = self.context.node_config
         return str(config.get("name", config.get("partition-id", "node")))
 
+    @property
+    def is_simulated(self) -> bool:
+        """Whether Flower gave the node the number of partitions, and no one a ledger."""
+        return "num-partitions" in self.context.node_config and self.limits.ledger is None
+
+    @property
+    def hidden_with(self) -> int:
+        """How many nodes hide the answer from a server that may play nodes that no one signs."""
+        checked = self.context.node_config.get("trusted-keys") or self.is_simulated
+        return self.masked_with if checked else 0
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether answers are rounded: alone, unless the node may send full moments."""
+        return not self.hidden_with and self.limits.largest_rank != "full"
+
     def _ledger(self) -> contextlib.AbstractContextManager[dict[str, Any]]:
-        # A simulated node, which Flower gives this number, begins anew with every run: a second one
-        # may well start from other random layers.
-        simulated = "num-partitions" in self.context.node_config and self.limits.ledger is None
-        return ledger(None if simulated else self.limits.ledger_of(self.ledger_name), self.context)
+        # A simulated node begins anew with every run, perhaps from other random layers.
+        path = None if self.is_simulated else self.limits.ledger_of(self.ledger_name)
+        return ledger(path, self.context)
 
     @cached_property
     def is_steered(self) -> bool:
@@ -484,6 +507,10 @@ class Node:
         is_own = self.pin("own layers", layers_digest(own))
         if is_own and layers_digest(sent) == layers_digest(own):
             return False
+        if not self.is_simulated:
+            again = {k: a.detach().cpu().numpy() for k, a in builder().state_dict().items()}
+            if layers_digest({key: again[key] for key in own}) == layers_digest(own):
+                return True  # they are the same each time
         # Layers narrower than the node's own would show more of a sample.
         fits = sent.keys() == own.keys() and all(
             len(a.shape) == len(own[k].shape) and np.less_equal(own[k].shape, a.shape).all()
@@ -499,7 +526,8 @@ class Node:
         """Return a summand, written as the server's layout says."""
         if self.layout is None:
             raise ModelError("the server asks for a sum and does not say how it is written")
-        return summand_record(self.layout.pack(self.layout.encode(values)))
+        words = self.layout.encode(values, clip=self.masked_with > 0)
+        return summand_record(self.layout.pack(words))
 
 
 def node_name(context: Context) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -23,6 +24,7 @@ from gems_flwr.typing import Float
 Words = NDArray[np.uint64]
 
 MIN_BITS, MAX_BITS = 8, 64
+_log = logging.getLogger("gems_flwr")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +70,8 @@ class Section:
             raise OptionError(f"{self.name}: {self.bits} bits are too few for {nodes} nodes")
         return self.bound / most if self.unit is None else self.unit
 
-    def encode(self, values: Float, nodes: int) -> Words:
-        """Return numbers as elements of the ring; none may be beyond the bound."""
+    def encode(self, values: Float, nodes: int, *, clip: bool = False) -> Words:
+        """Return numbers as elements of the ring; beyond the bound only if they may be clipped."""
         array = np.asarray(values, dtype=np.float64)
         if array.shape != self.shape:
             raise SpaceError(self.name, f"shape {self.shape}", array.shape)
@@ -77,7 +79,11 @@ class Section:
         # A NaN fails the comparison.
         if not largest <= self.bound * (1 + 1e-9):
             wanted = f"absolute values up to {self.bound:g}, which the ring holds"
-            raise SpaceError(self.name, wanted, largest)
+            if not clip:
+                raise SpaceError(self.name, wanted, largest)
+            # Here alone: a refusal would tell how large the node's numbers are.
+            _log.warning("%s: expected %s, got %g; it is clipped", self.name, wanted, largest)
+            array = np.nan_to_num(array)
         whole = np.rint(np.clip(array, -self.bound, self.bound).ravel() / self.step(nodes))
         # The largest double below 2^63: what is rounded to 2^63 itself has no int64.
         whole = np.clip(whole, -(2.0**63), np.nextafter(2.0**63, 0)).astype(np.int64)
@@ -138,12 +144,13 @@ class Layout:
         """Bytes that a node sends."""
         return sum(section.size_bytes for section in self.sections)
 
-    def encode(self, values: Mapping[str, Float]) -> Words:
+    def encode(self, values: Mapping[str, Float], *, clip: bool = False) -> Words:
         """Return named arrays as elements of the sections' rings."""
         names = [section.name for section in self.sections]
         if set(values) != set(names):
             raise SpaceError("summand", f"the arrays {sorted(names)}", sorted(values))
-        return np.concatenate([s.encode(values[s.name], self.nodes) for s in self.sections])
+        nodes = self.nodes
+        return np.concatenate([s.encode(values[s.name], nodes, clip=clip) for s in self.sections])
 
     def decode(self, words: Words) -> dict[str, Float]:
         """Return the named arrays that a sum stands for."""

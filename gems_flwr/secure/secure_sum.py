@@ -23,8 +23,8 @@ class SecureSum:
         With how many others each node shares masks and seeds, at least 20; by default all of them
         up to 64 nodes, and 64 among more. Whom, follows from all nodes' keys.
     clip : float, default 8.0
-        Farthest that a weight may move in training, above 0, where models are summed; a node whose
-        model moves farther refuses. A larger one rounds more coarsely.
+        Farthest that a weight may move in training, above 0, where models are summed; what moves
+        farther is clipped, which only the node's log says. A larger one rounds more coarsely.
     bits : int, default 40
         Of the ring of a model's weights, 8 to 64; 40 are as exact as single precision.
 

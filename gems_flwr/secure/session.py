@@ -202,15 +202,13 @@ class Roster:
         every, at_least = list(self.keys.values()), FEWEST_NEIGHBOURS
         public = [key for keys in every for key in (keys.channel, keys.signer) if key]
         few = self.degree is not None and self.degree < at_least
+        low, sums = not 0.5 < self.threshold <= 1, {len(each.digests) for each in every}
         problems = {
             # The sum of two shows each the other's numbers.
             f"a secure sum takes three nodes at least, got {len(every)}": len(every) < 3,
-            f"the threshold must be above a half, to 1: {self.threshold}": not 0.5
-            < self.threshold
-            <= 1,
+            f"the threshold must be above a half, to 1: {self.threshold}": low,
             f"masks are shared with at least {at_least} neighbours, got {self.degree}": few,
-            "nodes have keys for different numbers of sums": len({len(e.digests) for e in every})
-            > 1,
+            "nodes have keys for different numbers of sums": len(sums) > 1,
             "two nodes advertise or sign with the same key": len({*public}) < len(public),
         }
         for problem, is_there in problems.items():
@@ -330,8 +328,8 @@ class NodeSecrets:
         roots = {p: agreed_key(self.seed, roster.keys[p].channel, labels[p]) for p in peers}
         letters = {peer: sealed(_letter_key(roots[peer], index), held[peer]) for peer in peers}
         keys = {peer: _letter_key(root, peer) for peer, root in roots.items()}
-        own = dataclasses.replace(self, seed=b"", held={index: held[index]}, letter_keys=keys)
-        return dataclasses.replace(own, roster=roster, index=index, roots=roots), letters
+        own = dataclasses.replace(self, seed=b"", roster=roster, index=index, roots=roots)
+        return dataclasses.replace(own, held={index: held[index]}, letter_keys=keys), letters
 
     def suspects(self, roster: Roster, trusted: Collection[bytes] | None) -> dict[int, str]:
         """Return whose keys this node does not accept, and why."""
@@ -518,22 +516,19 @@ class SumSession:
         that they have published are not among the seeds.
         """
         found, conflicts, doubts = dict[int, bytes](), set[tuple[int, int]](), Counter[int]()
+        needed = self.roster.needed_near
         for node in self.members:
             holders = sorted([node, *self.roster.neighbours[node]])
             given = {h: shares[h][node] for h in holders if node in shares.get(h, {})}
             # Whose shares were wrong before comes last.
             places = sorted(given, key=lambda holder: doubts[holder])
             digest = self.roster.keys[node].digests[self.number]
+            by_place = {holders.index(holder): given[holder] for holder in places}
             try:
-                found[node], wrong = join_shares(
-                    {holders.index(holder): given[holder] for holder in places},
-                    self.roster.needed_near,
-                    _digest,
-                    digest,
-                )
+                found[node], wrong = join_shares(by_place, needed, _digest, digest)
             except SecureSumError:
                 # With fewer to spare wrong shares of others would be as good a reason.
-                sure = len(places) - self.roster.needed_near >= self.roster.liars
+                sure = len(places) - needed >= self.roster.liars
                 conflicts |= {(holder, node) for holder in (places if sure else [node])}
                 continue
             doubts.update(holders[place] for place in wrong)

@@ -15,7 +15,8 @@ the nodes lie:
 ``|r_i|^2 <= 2 (1 - p_y)^2 <= 2 l_i``, so by Cauchy and Schwarz a node's gradient, the sum of
 ``a_i r_i x_i^T``, is no longer than ``sqrt(2 * sum_i a_i l_i * sum_i a_i |x_i|^2)``, whose second
 sum is in its moments; and a layer that is moved by D changes the loss of a sample by at most
-``sqrt(2) |D x_i|``. Both hold for every honest node, whatever its data.
+``sqrt(2) |D x_i|``, from ``log C`` where it is zero. All of it holds for every honest node,
+whatever its data.
 """
 
 from __future__ import annotations
@@ -204,12 +205,14 @@ def screen_gradients(
     cones: Mapping[str, ClassMomentCone],
     scale: Float,
     class_weights: Float,
+    layer: Float,
 ) -> dict[str, str]:
-    """Return by node why its gradient cannot be what it says.
+    """Return by node why its loss and gradient at a layer (C, D + 1) cannot be what it says.
 
     `sums` have ``count``, ``weight``, ``loss`` and ``gradient`` as `LossSums` has. Inputs are
     divided by `scale` (D,), a sample of each class counts by `class_weights` (C,).
     """
+    steepest = np.sqrt(2) * np.linalg.norm(layer)
     reasons, heaviest = {}, float(class_weights.max())
     for node, sent in sums.items():
         length = input_length(pool_moments([cones[node]]), scale)
@@ -217,7 +220,15 @@ def screen_gradients(
         # Where nodes round it, by no more than they report.
         rounding = float(np.sqrt(sent.gradient.shape[1]) * np.linalg.norm(sent.errors))
         found = float(np.linalg.norm(sent.gradient)) - rounding
-        if found > most:
+        highest = _ROOM * heaviest * sent.count * (np.log(len(layer)) + steepest * length)
+        labels, counts = cones[node].labels, cones[node].counts
+        there = counts * class_weights[labels] * (sent.withheld[labels] == 0)
+        least = float(there.sum()) / _ROOM * min(1.0, sent.count / counts.sum())
+        if sent.loss > highest:
+            reasons[node] = f"its loss is {sent.loss:.4g}, its inputs allow {highest:.4g}"
+        elif sent.weight < least:
+            reasons[node] = f"its samples weigh {sent.weight:.4g}, less than {least:.4g}"
+        elif found > most:
             reasons[node] = f"its gradient has length {found:.4g}, its loss allows {most:.4g}"
         elif sent.weight > _ROOM * heaviest * sent.count:
             reasons[node] = f"its samples weigh {sent.weight:.4g}, more than {sent.count:g} can"

@@ -44,6 +44,7 @@ from gems_flwr.spaces.cone import (
     smallest_count,
     sum_steps,
 )
+from gems_flwr.spaces.cone.summed import summed_samples
 from gems_flwr.typing import Float
 
 if TYPE_CHECKING:
@@ -120,20 +121,19 @@ class _AboutLoss(Question[Any]):
 
     def discloses(self, node: Node) -> Disclosure:
         """Return that it is a loss at a layer that the server chose."""
-        return Disclosure("loss", masked_with=node.masked_with, adaptive=True)
+        return Disclosure("loss", masked_with=node.hidden_with, adaptive=1)
 
     def shown(self, node: Node) -> Samples:
         """Return the samples of classes that have enough, and note that they get an answer."""
-        samples = node.inputs("train")
         if isinstance(self, SumQuestion):
             # As in the moments, whose totals bound sums.
-            asked: int | None = getattr(self, "min_count", None)
-            least = node.limits.least_for_sums(asked, masked=node.masked_with > 0)
+            samples = summed_samples(node, getattr(self, "min_count", None))
         else:
-            least = smallest_count(samples.inputs.shape[1]) if is_guarded(node) else 1
-        samples = large_enough(samples, least)
-        if not len(samples) and not node.masked_with:
-            raise RefusedError("largest_rank", f"no class has the {least} samples that it takes")
+            samples = node.inputs("train")
+            least = smallest_count(samples.inputs.shape[1]) if node.is_guarded else 1
+            samples = large_enough(samples, least)
+        if not len(samples) and not node.hidden_with:
+            raise RefusedError("largest_rank", "no class has the samples that it takes")
         counts = samples.labels.long().bincount().tolist()
         groups = tuple(Group(f"class {label}", n) for label, n in enumerate(counts) if n)
         node.allow(dataclasses.replace(self.discloses(node), groups=groups), leaves=True)
@@ -143,7 +143,7 @@ class _AboutLoss(Question[Any]):
         """Return the sums, rounded as the samples behind them demand, and the steps of rows."""
         about = self.layer_on(node)
         sums = loss_sums(samples, *about, by_class=by_class, device=node.device)
-        if not is_guarded(node) or not len(samples):
+        if not node.is_guarded or not len(samples):
             return sums, np.zeros(len(sums.gradient))
         parts, labels = gradient_parts(samples, *about, node.device), samples.labels.long().numpy()
         rows, numbers = parts[:, :-2], sums.gradient.size + sums.curvature.size
@@ -182,8 +182,7 @@ class Gradient(LayerQuestion[GradientReply], _AboutLoss):
         """Return the sums, rounded."""
         samples = self.shown(node)
         reply = self.packed(*self.sums(node, samples, self.by_class))
-        missing = set(node.inputs("train").labels.tolist()) - set(samples.labels.tolist())
-        if missing:
+        if missing := {*node.inputs("train").labels.tolist()} - {*samples.labels.tolist()}:
             reply.config_records[GRADIENT][WITHHELD] = sorted(map(int, missing))
         return reply
 
@@ -312,7 +311,7 @@ class _AlongStep(_AboutLoss):
         about = (directions, points, scale, weights, node.device)
         losses = losses_along(samples, layer, *about)
         sums, lengths = losses.sum(axis=0), np.linalg.norm(losses, axis=1, keepdims=True)
-        if is_guarded(node):
+        if node.is_guarded:
             step = float(sum_steps(lengths, samples.labels.long().numpy(), len(points))[0])
             if step > 0:
                 # The first point is where all begin: no other seems better than it is.
@@ -355,11 +354,6 @@ class LossesSum(SumQuestion, _AlongStep):
         samples = self.shown(node)
         losses, weights = self.losses(node, samples)
         return {"losses": losses, "weights": _by_class(weights, samples)}
-
-
-def is_guarded(node: Node) -> bool:
-    """Return whether the node's answers are rounded: alone, unless it may send full moments."""
-    return not node.masked_with and node.limits.largest_rank != "full"
 
 
 def _classes(given: object, key: str, classes: int) -> list[int]:

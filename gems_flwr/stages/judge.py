@@ -26,7 +26,7 @@ from gems_flwr.errors import BadReplyError, ModelError, OptionError, RoundFailed
 from gems_flwr.networks import linear_layer
 from gems_flwr.secure.fixed_point import Section
 from gems_flwr.spaces.ball import LayerData, class_margins
-from gems_flwr.spaces.cone import ClassMomentCone, PrivateChoice, candidate_heads
+from gems_flwr.spaces.cone import ClassMomentCone, PrivateChoice, candidate_heads, countable
 from gems_flwr.stages.gradients import raw_values
 from gems_flwr.stages.stage import Play, Stage
 from gems_flwr.typing import Arrays, Float
@@ -87,6 +87,8 @@ class _Judgement(Question[Any]):
     def counts(self, node: Node) -> Counts:
         """Return how many held-out samples each candidate classifies correctly."""
         layer, samples = node.output_layer("validation"), node.inputs("validation")
+        if node.masked_with:
+            samples = countable(samples, layer.num_classes)
         groups = layer.num_classes if self.by_class else 1
         labels = samples.labels.long()
         group = labels if self.by_class else torch.zeros_like(labels)
@@ -137,7 +139,8 @@ class Judge(LayerQuestion[Counts], _Judgement):
     def discloses(self, node: Node) -> Disclosure:
         """Return that it is scores, and under which noise."""
         mu = None if self.private is None else self.private.squared_mu
-        return Disclosure("score", squared_mu=mu, is_seeded=self.dp_seeded)
+        count = self.candidates if mu is None else 0
+        return Disclosure("score", squared_mu=mu, is_seeded=self.dp_seeded, adaptive=count)
 
     def answer(self, node: Node) -> RecordDict:
         """Return the counts."""
@@ -177,7 +180,7 @@ class JudgeSum(SumQuestion, _Judgement):
 
     def discloses(self, node: Node) -> Disclosure:
         """Return that it is scores, under masks or not."""
-        return Disclosure("score", masked_with=node.masked_with)
+        return Disclosure("score", masked_with=node.hidden_with, adaptive=self.candidates)
 
     def summand(self, node: Node) -> dict[str, Float]:
         """Return the counts."""

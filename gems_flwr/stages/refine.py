@@ -261,7 +261,7 @@ class RefineRound:
         answers = self._members(self.round.ask(question, nodes))
         cones = {name: self.memory.cones[name] for name in answers}
         if self.robust:
-            lies = screen_gradients(answers, cones, self.scale, self.weights)
+            lies = screen_gradients(answers, cones, self.scale, self.weights, self.point)
             answers = self.round.leave_out(answers, lies)
         for name, reply in answers.items():
             # A node counts for no more samples than its moments do.

@@ -88,9 +88,9 @@ class MergeStatistics(Question[MergeReply]):
         """Return that it is the second moments of all inputs of the widest layer, if any."""
         widest = max(layer.dimension for layer in check_layers(node.model))
         if self.statistic != "inputs":
-            return Disclosure("second moments", widest, adaptive=True)
+            return Disclosure("second moments", widest, adaptive=1)
         group = Group("all samples", count_samples(node.data("train")), widest)
-        return Disclosure("second moments", widest, (group,))
+        return Disclosure("second moments", widest, (group,), adaptive=1)
 
     def answer(self, node: Node) -> RecordDict:
         """Let the handler train; return its model and the statistics on the training data."""

@@ -35,7 +35,7 @@ from gems_flwr.errors import ModelError, OptionError, RefusedError, check_option
 from gems_flwr.secure import shared_noise, shares_needed
 from gems_flwr.secure.fixed_point import Layout, Section, Words, whole_section
 from gems_flwr.spaces import find_output_layer, flatten_linear
-from gems_flwr.spaces.cone import private_steps, spent_epsilon
+from gems_flwr.spaces.cone import countable, private_steps, spent_epsilon
 from gems_flwr.spaces.cone.private_steps import LONGEST, NoisyMeans, PrivateState, Spread
 from gems_flwr.strategies.averaging import checkpoint_faults
 from gems_flwr.strategies.loop import RoundLoop
@@ -128,6 +128,7 @@ class PrivateSum(SumQuestion):
             is_seeded=self.dp_seeded,
             is_shared_noise=True,
             masked_with=node.masked_with,
+            entries=0 if self.center is None else self.center.size**2,
         )
 
     def answer(self, node: Node) -> RecordDict:
@@ -162,12 +163,11 @@ class PrivateSum(SumQuestion):
 
     def summand(self, node: Node) -> dict[str, Any]:
         """Return the node's sums of whole numbers."""
-        layer, samples = node.output_layer(), node.inputs("train")
+        layer = node.output_layer()
+        # A refusal would tell of single samples.
+        samples = countable(node.inputs("train"), layer.num_classes)
         labels = samples.labels.long().cpu().numpy()
-        known = (labels >= 0) & (labels < layer.num_classes)
-        # A refusal would tell of single samples: others do not count, what is no number is zero.
-        inputs = samples.inputs.detach().cpu().double().numpy()[known]
-        inputs, labels = np.where(np.isfinite(inputs), inputs, 0.0), labels[known]
+        inputs = samples.inputs.detach().cpu().double().numpy()
         if self.stage == "means":
             return private_steps.whole_mean_sums(inputs, labels, layer.num_classes, self.clip)
         if self.center is None or len(self.center) != layer.features:

@@ -224,6 +224,7 @@ def test_every_limit_refuses_by_its_own_name():
         "share_gradients": (NodeLimits(share_gradients=False), Disclosure("loss")),
         "require_dp": (NodeLimits(require_dp=True), Disclosure("model")),
         "min_count": (NodeLimits(min_count=9), Disclosure("moments", 4, (), 3)),
+        "no rule": (NodeLimits(), Disclosure("a new kind")),
     }
     for name, (limits, disclosure) in cases.items():
         with pytest.raises(RefusedError, match=name):

@@ -19,18 +19,24 @@ from scipy.stats import rankdata
 from torch import nn
 
 from gems_flwr import Cone, Gems, InProcessGrid, Means, NodeLimits, SecureSum, good_enough_mod
-from gems_flwr.core import derive_seed
+from gems_flwr.core import RoundOutcome, derive_seed
 from gems_flwr.core.question import Disclosure, Question
 from gems_flwr.core.records import to_record
 from gems_flwr.errors import RoundFailedError
 from gems_flwr.node.limits import UNLIMITED
+from gems_flwr.secure import Section
 from gems_flwr.spaces import space_from_arrays
 from gems_flwr.spaces.cone import build_cone, mean_values
+from gems_flwr.spaces.cone.summed import MomentSum
 from gems_flwr.spaces.question import META, SPACE
-from gems_flwr.stages import Gradient, Losses
+from gems_flwr.stages import Gradient, Judge, Losses
+from gems_flwr.stages.gradients import LossesSum
+from gems_flwr.stages.judge import JudgeSum
+from gems_flwr.strategies.loop import RoundLoop
 
 D = 8
 CONSENT = NodeLimits(adaptive_answers=10)
+LAYER = {"weight": np.zeros((2, D), "f4"), "bias": np.zeros(2, "f4")}
 
 
 def app_of(source, **options):
@@ -50,7 +56,7 @@ class Victim:
         self.x = np.asarray(x, np.float32)
         y = np.zeros(len(x), int) if y is None else y
         data = torch.from_numpy(self.x), torch.from_numpy(y)
-        self.app = app_of(lambda _: data, model=model, limits=limits)
+        self.data, self.app = data, app_of(lambda _: data, model=model, limits=limits)
         self.config, self.asked, self.answered, self.refusal = config, 0, 0, ""
         self.restart()
 
@@ -81,6 +87,52 @@ class Victim:
         """How many samples some guess is near in every feature."""
         off = np.abs(self.x[:, None] - np.reshape(guesses, (-1, self.x.shape[1]))).max(axis=2)
         return int((off.min(axis=1, initial=np.inf) < near).sum())
+
+
+@dataclass(kw_only=True, eq=False)
+class OneSum(RoundLoop):
+    """A server with one question under masks."""
+
+    sums_replies: ClassVar[bool] = True
+    question: object = None
+    sections: object = None
+
+    def play_round(self, round, state):
+        total = round.total(self.question, self.sections, at_least=1)
+        return RoundOutcome(state.arrays, details={"total": total.values})
+
+
+class Masked(Victim):
+    """A victim in sums with three nodes that the server plays, whose samples are all zero."""
+
+    secure = SecureSum(threshold=1.0)  # all or nothing
+
+    def __init__(self, x, y=None, limits=None, **config):
+        super().__init__(x, y, limits=limits, **config)
+        data = {"north": self.data}
+        zero = torch.zeros(100, D), torch.zeros(100, dtype=torch.long)
+        app = app_of(lambda c: data.get(c.node_config["name"], zero), limits=limits)
+        names = ["north", "a", "b", "c"]
+        self.grid = InProcessGrid(app, [{"name": name, **config} for name in names])
+
+    def sum(self, question, sections, arrays):
+        self.asked += 1
+        server = OneSum(question=question, sections=sections, secure=self.secure, min_nodes=1)
+        try:
+            found = server.start(self.grid, to_record(arrays), num_rounds=1).details["total"]
+        except RoundFailedError as error:
+            self.refusal = str(error)
+            return None
+        self.answered += 1
+        return found
+
+    def ask(self, question, arrays):
+        """The losses of the victim: those of the others are known to be zero."""
+        asked = LossesSum(question.scale, question.direction, question.points)
+        points = len(question.points)
+        sections = [Section("losses", (points,), 1e9, 64), Section("weights", (2,), 1e3, 64)]
+        found = self.sum(asked, sections, arrays)
+        return found and {"metrics": {"loss-sums": found["losses"].tolist()}}
 
 
 def images(count, features=D, seed=0):
@@ -145,13 +197,12 @@ def by_losses(victim, attempts):
     """With a steep layer the loss is the margin of those that are wrong: one sample's numbers."""
     guesses, rng = [], np.random.default_rng(2)
     one, steep = np.ones(D, np.float32), 1e4
-    zero = {"weight": np.zeros((2, D), "f4"), "bias": np.zeros(2, "f4")}
 
     def loss(towards, threshold):
         step = np.zeros((2, D + 1))
         step[1] = np.append(towards, -threshold) * steep
         points = np.array([[0.0, 0.0], [0.0, 1.0]])
-        content = victim.ask(Losses(one, step.astype("f4"), points), zero)
+        content = victim.ask(Losses(one, step.astype("f4"), points), LAYER)
         return None if content is None else content["metrics"]["loss-sums"][1] / steep
 
     for _ in range(attempts):
@@ -171,16 +222,38 @@ def by_losses(victim, attempts):
     return guesses
 
 
-@pytest.mark.parametrize("attack", [by_gradients, by_losses])
+def by_scores(victim, attempts):
+    """The threshold beyond which no sample is, along a direction and others next to it."""
+    guesses, rng = [], np.random.default_rng(1)
+
+    def edge(towards):
+        low, high = -6.0, 6.0
+        for _ in range(26):
+            middle = (low + high) / 2
+            layer = {"weight": np.stack([0 * towards, towards]).astype("f4")}
+            content = victim.ask(Judge(), layer | {"bias": np.array([0, -middle], "f4")})
+            right = content and np.frombuffer(content["counts"]["right"], "<f4")[0]
+            low, high = (low, middle) if right == len(victim.x) else (middle, high)
+        return high
+
+    for _ in range(attempts):
+        towards, tilt = rng.normal(size=D), 0.02
+        top = edge(towards)
+        guesses.append(np.array([(edge(towards + tilt * e) - top) / tilt for e in np.eye(D)]))
+    return guesses
+
+
+@pytest.mark.parametrize("attack", [by_gradients, by_losses, by_scores])
 def test_a_layer_that_singles_out_samples_rebuilds_none(attack):
-    """With open limits both attacks do what they say; at a node's defaults nothing is answered."""
+    """With open limits attacks do what they say; by default there are a hundred scores, no more."""
     x = images(40, seed=3)
     victim = Victim(x, limits=UNLIMITED)
     assert victim.rebuilt(attack(victim, 8)) >= 3
     guarded = Victim(x)
     assert guarded.rebuilt(attack(guarded, 8)) == 0
-    assert guarded.answered == 0
-    assert "limit adaptive_answers: it is 0" in guarded.refusal
+    assert guarded.answered == (100 if attack is by_scores else 0)
+    limit = "allow_scores: it is 100" if attack is by_scores else "adaptive_answers: it is 0"
+    assert f"limit {limit}" in guarded.refusal
 
 
 @pytest.mark.parametrize("attack", [by_gradients, by_losses])
@@ -199,14 +272,65 @@ def test_an_owner_s_consent_ends_at_its_number_whatever_restarts(attack):
 def test_a_class_of_few_samples_is_in_no_gradient_and_no_loss():
     """Eight samples at least, and three roots of D / 12; of five, one reply once told all."""
     x, y = images(45, seed=4), np.repeat([0, 1], [40, 5])
-    layer = {"weight": np.zeros((2, D), "f4"), "bias": np.zeros(2, "f4")}
     ask = Gradient(np.ones(D, "f4"), np.eye(D + 1, dtype="f4"))
-    content = Victim(x, y, limits=CONSENT).ask(ask, layer)
+    content = Victim(x, y, limits=CONSENT).ask(ask, LAYER)
     assert content["metrics"]["num-examples"] == 40
     assert content["gradient"]["withheld"] == [1]
     lonely = Victim(x[y == 1], limits=CONSENT)
-    assert lonely.ask(ask, layer) is None
-    assert "limit largest_rank: no class has the 8 samples" in lonely.refusal
+    assert lonely.ask(ask, LAYER) is None
+    assert "limit largest_rank: no class has the samples" in lonely.refusal
+
+
+# --- masks ------------------------------------------------------------------------------------
+
+
+def test_masks_among_nodes_that_no_one_signs_hide_no_adaptive_answer():
+    """The server plays the other three. Consent holds as without masks: rounded, and counted."""
+    x = images(40, seed=3)
+    naive = Masked(x, **{"num-partitions": 4})
+    assert naive.rebuilt(by_losses(naive, 3)) >= 1
+    guarded, agreed = Masked(x), Masked(x, limits=CONSENT)
+    for victim, answers in ((guarded, 0), (agreed, 10)):
+        assert victim.rebuilt(by_losses(victim, 3)) == 0
+        assert victim.answered == answers
+        assert "secure=SecureSum(), for which a real node has trusted-keys" in victim.refusal
+
+
+def test_under_masks_no_number_of_the_node_s_decides_whether_it_answers(caplog):
+    """By refusals the server once found the largest number, and the samples of a class."""
+    victim = Masked(images(40, seed=3) * 3 + 1, **{"num-partitions": 4})
+
+    def answers(bound=1e6, least=None, total=900):
+        about = MomentSum("means", least, totals=(total, 0))
+        return victim.sum(about, [Section("sums-0", (D,), bound, 64)], LAYER) is not None
+
+    assert all(answers(bound=10.0**power) for power in range(-3, 4))
+    assert "expected absolute values up to" in caplog.text
+    assert all(answers(least=count) for count in (2, 40, 41, 1000))
+    # 32 in all are what the server says itself, whatever the node has.
+    assert [answers(total=total) for total in (1, 31, 32, 41)] == [False, False, True, True]
+    spoilt = np.where(victim.x > 3.9, np.inf, victim.x)
+    victim = Masked(spoilt, np.arange(40) % 7, **{"num-partitions": 4})
+    right = [Section("seen", (1,), 1e3, 64), Section("right", (1, 1), 1e3, 64)]
+    assert answers()
+    assert victim.sum(JudgeSum(), right, LAYER) is not None
+
+
+def test_plain_sums_show_no_feature_that_one_sample_moves_and_are_counted():
+    """Classes of 40 samples of 8 features have exact means, of which one shows a rare word."""
+    x = images(40, seed=3)
+    x[:, 5] = 0
+    x[17, 5] = 9
+    victim = Masked(x, limits=CONSENT)
+    victim.secure = None
+    sections = [Section(name, (D,), 1e5, 64) for name in ("sum", "squares", "sums-0")]
+    sections.append(Section("counts", (2,), 1e5, 64))
+    expected = np.where(np.arange(D) == 5, 0, x.sum(axis=0))
+    for least in range(2, 20):
+        if found := victim.sum(MomentSum("means", least), sections, LAYER):
+            assert found["sums-0"] == pytest.approx(expected)
+    assert victim.answered == 10
+    assert "adaptive_answers" in victim.refusal
 
 
 # --- layers below the head --------------------------------------------------------------------
@@ -272,8 +396,8 @@ def test_layers_below_the_head_are_the_node_s_or_the_first(limits):
 
 
 def test_another_width_than_the_node_s_own_is_refused_and_its_own_layers_are_not():
-    own = gate_net()
-    victim = Victim(images(64), model=lambda: copy.deepcopy(own))
+    """A model that is the same each time has no first layers but its own."""
+    own, victim = gate_net(), Victim(images(64), model=gate_net)
     narrow = {
         "0.weight": np.ones((1, D), "f4"),
         "0.bias": np.zeros(1, "f4"),
@@ -283,6 +407,8 @@ def test_another_width_than_the_node_s_own_is_refused_and_its_own_layers_are_not
     assert victim.ask(Cone(), narrow) is None
     assert "adaptive_answers" in victim.refusal
     assert victim.ask(Cone(), gated(np.ones(D), 1.0)) is not None
+    victim = Victim(images(64), model=lambda: copy.deepcopy(own), name="south")
+    assert victim.ask(Cone(), gated(np.ones(D), 1.0)) is None
     mine = {key: value.numpy() for key, value in own.state_dict().items()}
     assert victim.ask(Cone(), mine) is not None
 
@@ -326,24 +452,40 @@ def test_whether_the_head_is_found_depends_on_no_sample():
     assert len(refusals) == 1
 
 
+def test_a_refusal_says_which_question_and_limit_and_no_number_of_the_data(caplog):
+    victim = Victim(images(37))
+    assert victim.ask(Cone(rank=7), LAYER) is None
+    limit = "cone on node north: refused by this node's limit largest_rank: "
+    assert victim.refusal.startswith(f"{limit}class … has … samples of … features")
+    assert "class 0 has 37 samples of 8 features" in caplog.text
+    victim = Victim(images(7))
+    assert victim.ask(Cone(), LAYER) is None
+    assert "expected a class with at least … samples" in victim.refusal
+
+
+def test_matrices_that_no_node_can_hold_are_refused_before_they_are_built():
+    """Two classes of 8,000 features: outer products of a gigabyte."""
+    victim = Victim(np.zeros((4, 8000)))
+    assert victim.ask(Cone(dp_epsilon=1.0), {"weight": np.zeros((2, 8000), "f4")}) is None
+    assert "limit entries: matrices of 128,000,000 numbers" in victim.refusal
+
+
 def test_a_private_answer_is_refused_for_nothing_that_a_sample_has():
     """Neither for a number that is none nor for a label that the layer lacks."""
     x = images(64)
     x[3] = np.inf
     y = np.zeros(64, int)
     y[5] = 7
-    layer = {"weight": np.zeros((2, D), "f4"), "bias": np.zeros(2, "f4")}
-    assert Victim(x, y).ask(Cone(dp_epsilon=1.0), layer) is not None
+    assert Victim(x, y).ask(Cone(dp_epsilon=1.0), LAYER) is not None
 
 
 def test_a_node_without_a_name_has_one_ledger_whatever_its_id(tmp_path, monkeypatch):
     monkeypatch.setenv("GEMS_FLWR_HOME", str(tmp_path))
-    layer = {"weight": np.zeros((2, D), "f4"), "bias": np.zeros(2, "f4")}
     victim = Victim(images(64), limits=NodeLimits(dp_budget=1.2))
     for _ in range(3):
         victim.config = {}
         victim.grid = InProcessGrid(victim.app, [{}])
-        victim.ask(Cone(dp_epsilon=1.0), layer)
+        victim.ask(Cone(dp_epsilon=1.0), LAYER)
     assert victim.answered == 1
     assert "dp_budget" in victim.refusal
 
@@ -353,10 +495,9 @@ def test_a_node_without_a_name_has_one_ledger_whatever_its_id(tmp_path, monkeypa
 
 def by_groups(victim, requests):
     """Means of halves are linear equations, if the server knows who is in which half."""
-    layer = {"weight": np.zeros((2, D), "f4"), "bias": np.zeros(2, "f4")}
     count, rows, values = len(victim.x), [], []
     for _ in range(requests):
-        cone = victim.cone(Means(groups=2), layer)
+        cone = victim.cone(Means(groups=2), LAYER)
         if cone is None:
             break
         seed = derive_seed(5, "space", victim.asked, "north")
@@ -374,16 +515,15 @@ def test_groups_are_drawn_once_from_a_secret():
     guarded = Victim(x)
     assert guarded.rebuilt(by_groups(guarded, 60)) == 0
     assert guarded.answered == 60
-    layer = {"weight": np.zeros((2, D), "f4"), "bias": np.zeros(2, "f4")}
-    first = mean_values(guarded.cone(Means(groups=2), layer))
+    first = mean_values(guarded.cone(Means(groups=2), LAYER))
     guarded.restart()
-    assert np.array_equal(first, mean_values(guarded.cone(Means(groups=2), layer)))
+    assert np.array_equal(first, mean_values(guarded.cone(Means(groups=2), LAYER)))
     # Other parts would be more equations; another node's secret is another.
     for other in (Means(groups=3), Means(groups=2, min_count=9)):
-        assert guarded.cone(other, layer) is None
-    assert guarded.cone(Cone(clusters=2), layer) is not None
-    assert guarded.cone(Cone(clusters=3), layer) is None
-    stranger = Victim(x, name="south").cone(Means(groups=2), layer)
+        assert guarded.cone(other, LAYER) is None
+    assert guarded.cone(Cone(clusters=2), LAYER) is not None
+    assert guarded.cone(Cone(clusters=3), LAYER) is None
+    stranger = Victim(x, name="south").cone(Means(groups=2), LAYER)
     assert not np.array_equal(first, mean_values(stranger))
 
 
@@ -440,15 +580,14 @@ def test_refinement_asks_for_consent_with_the_first_message(space):
             return torch.from_numpy(x).float(), torch.from_numpy(np.arange(120) % 2)
 
         grid = InProcessGrid(app_of(data, limits=limits), 3)
-        layer = to_record({"weight": np.zeros((2, D), "f4"), "bias": np.zeros(2, "f4")})
-        return Gems(space=space, refine=2, **options).start(grid, layer)
+        return Gems(space=space, refine=2, **options).start(grid, to_record(LAYER))
 
     with pytest.raises(
-        RoundFailedError, match=r"secure=SecureSum\(\), or .* adaptive-answers="
+        RoundFailedError, match=r"secure=SecureSum\(\), for .* adaptive-answers="
     ) as e:
         start(NodeLimits())
     assert "0 of 3 nodes gave a usable reply" in str(e.value)
-    losses = [r["loss"] for r in start(NodeLimits(adaptive_answers=6)).details["refinement"]]
+    losses = [r["loss"] for r in start(NodeLimits(adaptive_answers=7)).details["refinement"]]
     assert losses == sorted(losses, reverse=True)
     if space.offers >= {"sums"}:
         assert not start(NodeLimits(), secure=SecureSum(), min_nodes=3).failures

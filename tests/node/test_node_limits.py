@@ -74,7 +74,7 @@ def context():
     [
         ({}, Cone(rank="full"), "largest_rank"),
         ({}, Cone(sums=True), "adaptive_answers"),
-        ({"adaptive_answers": 2}, Cone(sums=True), "largest_rank"),
+        ({"adaptive_answers": 3}, Cone(sums=True), "largest_rank"),
         ({"largest_rank": 3}, Cone(rank=4), "largest_rank"),
         ({"min_count": 50}, Cone(min_count=20), "min_count"),
         ({"require_dp": True}, Cone(), "require_dp"),

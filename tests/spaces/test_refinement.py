@@ -309,10 +309,11 @@ def test_no_honest_gradient_and_no_honest_losses_are_held_against_a_node(seed, s
     tried, weights = candidates(), rng.uniform(0.2, 3, CLASSES)
     layers = points_at(layer, step, tried)
     sums = loss_sums(samples, layer, scale, weights)
-    sent = {"a": SimpleNamespace(**vars(sums), errors=np.zeros(CLASSES))}
+    zeros = {"errors": np.zeros(CLASSES), "withheld": np.zeros(CLASSES)}
+    sent = {"a": SimpleNamespace(**vars(sums), **zeros)}
     told = np.array([loss_sums(samples, each, scale, weights).loss for each in layers])
     about = {"a": cone}, layers, scale, weights, sent, tried
-    assert not screen_gradients(sent, {"a": cone}, scale, weights)
+    assert not screen_gradients(sent, {"a": cone}, scale, weights, layer)
     assert not screen_losses({"a": told}, *about)
     told[2] += 1e12
     assert screen_losses({"a": told}, *about)

@@ -161,7 +161,7 @@ def test_impossible_counts_are_refused(record, reason):
 def test_candidates_that_are_none_are_refused():
     with pytest.raises(OptionError, match=f"from 1 to {MAX_CANDIDATES} candidates"):
         Judge(np.zeros((MAX_CANDIDATES + 1, 4, 6)))
-    node = SimpleNamespace(output_layer=lambda part: LAYER, inputs=lambda part: SAMPLES)
+    node = SimpleNamespace(output_layer=lambda p: LAYER, inputs=lambda p: SAMPLES, masked_with=0)
     for weights, biases, reason in (
         (np.zeros((2, 4, 5)), None, r"candidates of shape \(4, 5\)"),
         (np.zeros((2, 4, 6)), np.zeros((1, 4)), "have no biases"),

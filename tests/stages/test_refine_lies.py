@@ -28,11 +28,11 @@ def in_losses(change, content):
         metrics["loss-sums"] = [float(each) for each in np.maximum(change(losses), 0)]
 
 
-def heavy(content):
+def heavy(content, factor=1000, keys=("weight-sum", "loss-sum")):
     metrics = content.get("metrics", {})
-    for key in ("weight-sum", "loss-sum"):
+    for key in keys:
         if key in metrics:
-            metrics[key] = metrics[key] * 1000
+            metrics[key] = metrics[key] * factor
 
 
 def worst_is_best(losses):
@@ -58,6 +58,8 @@ LIES = {
     "the worst point has loss 0": (lambda c: in_losses(worst_is_best, c), True),
     "gradient x -30": (lambda c: in_gradient(-30, c), False),
     "weights x 1000": (heavy, True),
+    "an enormous loss": (lambda c: heavy(c, 1e30, ["loss-sum"]), True),
+    "no weight": (lambda c: heavy(c, 0.0, ["weight-sum"]), True),
     "garbage": (garbage, True),
     "all turned round": (both, True),
     "losses fall a little faster": (

@@ -49,7 +49,7 @@ _NAMES = {
     ),
     "totals": (
         "Standard "
-        "cone_from_totals covariance_sections covariance_sums "
+        "cone_from_totals countable covariance_sections covariance_sums "
         "directions_shown find_basis large_enough largest_of mean_columns mean_sections "
         "mean_sums pooled_means random_columns scale_sections "
         "scale_sums sketch_columns sketch_sections sketch_sums"

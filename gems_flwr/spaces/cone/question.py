@@ -45,7 +45,7 @@ class _Moments(SpaceQuestion):
             least, rank = (getattr(self, name, None) for name in ("min_count", "rank"))
             asked = f"{pieces} of {least}, {rank}"
             chosen = not node.pin(self._pieces, asked)
-        return Disclosure("moments", adaptive=chosen, planned=2 * self.refines, **about)
+        return Disclosure("moments", adaptive=+chosen, planned=2 * self.refines, **about)
 
     @property
     def offers(self) -> frozenset[str]:
@@ -218,6 +218,9 @@ class Cone(_Moments):
     def build(self, node: Node) -> ClassMomentCone:
         """Return the moments of the classes; of the layer only the shape counts."""
         if (private := self.private) is not None:
+            layer, asked = node.output_layer(), self.discloses(node)
+            classes = len(private.classes or range(layer.num_classes))
+            node.allow(dataclasses.replace(asked, entries=classes * layer.features**2))
             node.spend(private.squared_mu)
         samples, seed = node.inputs("train"), node.secret_seed("space")
         # A fixed rank would get around the rounding of the node's automatic rule.

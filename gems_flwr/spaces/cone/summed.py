@@ -26,6 +26,7 @@ from gems_flwr.errors import (
     RoundFailedError,
     SpaceError,
 )
+from gems_flwr.samples import Samples
 from gems_flwr.secure.fixed_point import Section
 from gems_flwr.spaces.cone import totals
 from gems_flwr.spaces.cone.cone import ClassMomentCone
@@ -63,7 +64,7 @@ class MomentSum(SumQuestion):
         Samples of classes that have fewer on the node do not count, at least 2; by default what the
         node's limits say.
     planned : int, default 0
-        Of *scale*: how many adaptive answers the server will ask for after it, if not under masks.
+        Of *scale*: how many adaptive answers the server will ask for after it.
     random, seed : int, default 0
         Random columns of a sketch, and their source.
     totals : tuple of int
@@ -125,15 +126,22 @@ class MomentSum(SumQuestion):
 
     def discloses(self, node: Node) -> Disclosure:
         """Return what the sum shows: under masks the total, so its counts are what is looked at."""
-        samples, classes = self._samples(node), node.output_layer().num_classes
+        samples, classes = (
+            summed_samples(node, self.min_count, self.totals),
+            node.output_layer().num_classes,
+        )
         counts = torch.bincount(samples.labels.long(), minlength=classes).numpy()
         features, has_mean = samples.inputs.shape[1], self.stage == "means"
+        if node.hidden_with and self.stage != "scale":
+            # Its own samples decide nothing, for a refusal would tell of them.
+            if len(self.totals) < classes:
+                reason = "the server does not say how many samples the sum is of"
+                raise RefusedError("largest_rank", reason)
+            counts = np.array(self.totals[:classes])
         if self.stage == "covariances" and node.layout is not None:
             asked = {section.name for section in node.layout.sections}
             shown = np.array([f"second-{label}" in asked for label in range(classes)])
             counts = np.where(shown, counts, 0)
-        if node.masked_with and self.stage != "scale":
-            counts = self._total_counts(counts, node)
         named = [(f"class {label}", int(count)) for label, count in enumerate(counts)]
         if self.stage == "scale":
             named = []
@@ -144,28 +152,17 @@ class MomentSum(SumQuestion):
         directions = 0 if self.codes is None else min(len(self.codes) + self.random, features)
         each = max(directions, 0 if has_mean else 1)
         groups = tuple(Group(name, count, each, has_mean) for name, count in named if count)
-        about: dict[str, Any] = {"masked_with": node.masked_with, "planned": self.planned}
-        about["adaptive"] = self.stage in ("sketch", "covariances")  # in directions of the server's
+        about: dict[str, Any] = {"masked_with": node.hidden_with, "planned": self.planned}
+        about |= {"adaptive": int(self.stage != "scale"), "entries": classes * directions**2}
         return Disclosure("moments", features, groups, self.min_count, **about)
-
-    def _total_counts(self, counts: NDArray[Any], node: Node) -> NDArray[Any]:
-        """Return how many samples of the node's classes all nodes have, as the server says."""
-        in_all = np.array(self.totals[: len(counts)])
-        if node.limits.largest_rank == "full":
-            return counts
-        if len(in_all) < len(counts) or (in_all < counts)[counts > 0].any():
-            reason = "the server does not say how many samples the sum is of"
-            raise RefusedError("largest_rank", reason)
-        return np.where(counts > 0, in_all, 0)
-
-    def _samples(self, node: Node) -> Any:
-        least = node.limits.least_for_sums(self.min_count, masked=node.masked_with > 0)
-        return totals.large_enough(node.inputs("train"), least, self.totals)
 
     def summand(self, node: Node) -> dict[str, Float]:
         """Return the node's sums, by section."""
         node.allow(self.discloses(node), leaves=True)
-        samples, classes = self._samples(node), node.output_layer().num_classes
+        samples, classes = (
+            summed_samples(node, self.min_count, self.totals),
+            node.output_layer().num_classes,
+        )
         features = samples.inputs.shape[1]
         if self.scale is not None and len(self.scale) != features:
             raise ModelError(f"directions of {len(self.scale)} inputs, there are {features}")
@@ -197,6 +194,20 @@ class MomentSum(SumQuestion):
             raise BadReplyError("counts, sums and squares of inputs are such as no samples have")
 
 
+def summed_samples(node: Node, asked: int | None, in_all: Sequence[int] = ()) -> Samples:
+    """Return the training samples that a node adds to sums, of classes that have enough.
+
+    Under masks nothing is refused for a sample: what no sum holds is left out. In the clear a
+    feature that few samples of a class move is that of the others, as in a cone.
+    """
+    samples = node.inputs("train")
+    if node.masked_with:
+        samples = totals.countable(samples, node.output_layer().num_classes)
+    least = node.limits.least_for_sums(asked, masked=node.hidden_with > 0)
+    samples = totals.large_enough(samples, least, in_all)
+    return totals.without_rare(samples) if node.is_guarded else samples
+
+
 # --- on the server --------------------------------------------------------------------------
 
 
@@ -226,8 +237,8 @@ def _collected(play: Play, space: Cone, nodes: Sequence[str]) -> SummedMoments:
         question = MomentSum(stage, own, **more)
         return round.total(question, sections, list(nodes), at_least=round.min_nodes)
 
-    # The sketch and covariances, and two for each round of refinement.
-    planned = {"planned": 0 if round.is_secure else 2 + 2 * space.refines}
+    # All but this one, and two for each round of refinement.
+    planned = {"planned": 3 + 2 * space.refines}
     sections = totals.scale_sections(play.layer.num_classes, len(nodes))
     sized = ask("scale", nodes, sections, **planned)
     counts, largest = np.rint(sized.values["counts"]), totals.largest_of(sized.values["powers"])

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from gems_flwr.bounds import MAX_EXAMPLES, MAX_WEIGHT
+from gems_flwr.core.log import log_warning
 from gems_flwr.devices import exact_device
 from gems_flwr.errors import SpaceError
 from gems_flwr.samples import Samples
@@ -43,7 +44,7 @@ from gems_flwr.spaces.cone.covariance import (
     symmetric,
     upper_half,
 )
-from gems_flwr.spaces.cone.rules import MIN_COUNT, allowed_rank, check_batch
+from gems_flwr.spaces.cone.rules import MIN_COUNT, allowed_rank, check_batch, few_move, middle_mean
 from gems_flwr.typing import Float
 
 # Powers of two that an input can be shown to be below, from the least on.
@@ -150,6 +151,26 @@ def large_enough(samples: Samples, least: int, totals: Sequence[int] = ()) -> Sa
         enough &= known
     keep = enough[labels]
     return Samples(samples.inputs[keep], samples.labels[keep])
+
+
+def countable(samples: Samples, classes: int) -> Samples:
+    """Return the samples of known classes, inputs within what sums hold; no number counts as 0."""
+    labels, inputs = samples.labels.long(), samples.inputs
+    if not bool(torch.isfinite(inputs).all()):
+        log_warning("not_finite", reason="of inputs that are no numbers NaN counts as 0")
+    known = (labels >= 0) & (labels < classes)
+    inputs = inputs[known].nan_to_num(0.0).clamp(-MAX_WEIGHT, MAX_WEIGHT)
+    return Samples(inputs, samples.labels[known])
+
+
+def without_rare(samples: Samples) -> Samples:
+    """Return samples in which features that few of a class move have the value of the others."""
+    inputs = samples.inputs.clone()
+    for label in torch.unique(samples.labels):
+        mine = samples.labels == label
+        own = inputs[mine]
+        inputs[mine] = torch.where(few_move(own), middle_mean(own), own)
+    return Samples(inputs, samples.labels)
 
 
 def scale_sums(samples: Samples, classes: int, *, guarded: bool = False) -> dict[str, Float]:
