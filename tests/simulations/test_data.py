@@ -3,6 +3,7 @@
 import gzip
 import os
 import struct
+from functools import partial
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ from simulations.data.tweets import _groups_by_terms
 
 FROM_FILES = [
     *("mnist", "parity", "permuted", "fashion_mnist", "cifar10_features"),
-    *("ham10000_features", "tweets", "driving"),
+    *("ham10000_features", "tweets", "driving", "glyphs"),
 ]
 
 
@@ -205,6 +206,26 @@ def test_ham10000_keeps_the_files_own_split(tmp_path):
     assert dataset.test.features[:, 0].tolist() == list(range(56, 70))
     held = [part.features[:, 0].tolist() for part in (dataset.train, dataset.public)]
     assert sorted(held[0] + held[1]) == list(range(56))
+
+
+def test_glyphs_of_a_font_family_stay_together_in_a_group(tmp_path):
+    """Three images of each of 12 families in 5 groups, two or three families to a group."""
+    families = np.repeat(np.arange(12), 3).astype(np.int16)
+    images = np.arange(36 * 28 * 28, dtype=np.uint32).reshape(36, 28, 28).astype(np.uint8)
+    path = tmp_path / "glyphs" / "glyphs.npz"
+    path.parent.mkdir()
+    arrays = {f"{part}_images": images for part in ("train", "test")}
+    arrays |= {f"{part}_labels": np.arange(36) % 200 for part in ("train", "test")}
+    np.savez(path, train_family=families, **arrays)
+    load = partial(data.glyphs, data_dir=tmp_path, families=5)
+    dataset, other = load(seed=1), load(seed=2)
+    np.testing.assert_array_equal(dataset.train.features[:, 0], images)
+    group_of = [set(dataset.groups[families == family]) for family in range(12)]
+    assert all(len(groups) == 1 for groups in group_of)
+    assert sorted(np.bincount(dataset.groups) // 3) == [2, 2, 2, 3, 3]
+    assert not np.array_equal(dataset.groups, other.groups)
+    with pytest.raises(ValueError, match=r"dataset\.families must be at least 1, got 0"):
+        load(seed=1, families=0)
 
 
 # --- digits in two groups ----------------------------------------------------------------------
