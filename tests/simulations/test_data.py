@@ -3,7 +3,6 @@
 import gzip
 import os
 import struct
-from functools import partial
 
 import numpy as np
 import pytest
@@ -210,22 +209,16 @@ def test_ham10000_keeps_the_files_own_split(tmp_path):
 
 def test_glyphs_of_a_font_family_stay_together_in_a_group(tmp_path):
     """Three images of each of 12 families in 5 groups, two or three families to a group."""
-    families = np.repeat(np.arange(12), 3).astype(np.int16)
-    images = np.arange(36 * 28 * 28, dtype=np.uint32).reshape(36, 28, 28).astype(np.uint8)
-    path = tmp_path / "glyphs" / "glyphs.npz"
-    path.parent.mkdir()
-    arrays = {f"{part}_images": images for part in ("train", "test")}
-    arrays |= {f"{part}_labels": np.arange(36) % 200 for part in ("train", "test")}
-    np.savez(path, train_family=families, **arrays)
-    load = partial(data.glyphs, data_dir=tmp_path, families=5)
-    dataset, other = load(seed=1), load(seed=2)
-    np.testing.assert_array_equal(dataset.train.features[:, 0], images)
-    group_of = [set(dataset.groups[families == family]) for family in range(12)]
-    assert all(len(groups) == 1 for groups in group_of)
-    assert sorted(np.bincount(dataset.groups) // 3) == [2, 2, 2, 3, 3]
-    assert not np.array_equal(dataset.groups, other.groups)
+    families, images = np.repeat(np.arange(12), 3), np.zeros((36, 28, 28), np.uint8)
+    keys = [f"{part}_{what}" for part in ("train", "test") for what in ("images", "labels")]
+    (tmp_path / "glyphs").mkdir()
+    arrays = dict(zip(keys, [images, np.arange(36)] * 2, strict=True))
+    np.savez(tmp_path / "glyphs" / "glyphs.npz", train_family=families, **arrays)
+    group_of = data.glyphs(data_dir=tmp_path, seed=1, families=5).groups.reshape(12, 3)
+    assert (group_of == group_of[:, :1]).all()
+    assert sorted(np.bincount(group_of[:, 0])) == [2, 2, 2, 3, 3]
     with pytest.raises(ValueError, match=r"dataset\.families must be at least 1, got 0"):
-        load(seed=1, families=0)
+        data.glyphs(data_dir=tmp_path, seed=1, families=0)
 
 
 # --- digits in two groups ----------------------------------------------------------------------
