@@ -298,7 +298,7 @@ class Groups(Partition):
     ) -> Parts:
         if groups is None:
             raise ValueError(
-                "the data set has no groups: use permuted, parity, driving or tweets with a "
+                "the data set has no groups: use permuted, parity, driving, glyphs, tweets with a "
                 "group_share, or another partition"
             )
         own = np.asarray(groups, dtype=np.int64)

@@ -22,6 +22,7 @@ from simulations.data.images import (
     cifar10_features,
     digits,
     fashion_mnist,
+    glyphs,
     ham10000_features,
     mnist,
 )
@@ -32,7 +33,7 @@ from simulations.data.tweets import tweets
 __all__ = [
     "DATA_VARIABLE", "Dataset", "Examples", "GeneratedDataset", "MissingDataError", "apportion",
     "assemble", "balanced_sample", "cifar10_features", "data_folder", "digits",
-    "driving", "fashion_mnist", "graphical", "ham10000_features", "mnist", "own",
+    "driving", "fashion_mnist", "glyphs", "graphical", "ham10000_features", "mnist", "own",
     "own_folder", "parity", "permuted", "read_arrays", "read_own_data", "split_validation",
     "strata", "stratified_sample", "tweets",
 ]  # fmt: skip

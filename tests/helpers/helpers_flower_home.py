@@ -27,7 +27,7 @@ def flower_of_its_own(folder: Path) -> Iterator[tuple[dict[str, str], Path]]:
         **os.environ,
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         # What is tested is the library beside these tests, whichever one is installed.
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         "FLWR_HOME": str(home),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_DISABLE_UPDATE_CHECK": "1",

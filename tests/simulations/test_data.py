@@ -30,7 +30,7 @@ from simulations.data.tweets import _groups_by_terms
 
 FROM_FILES = [
     *("mnist", "parity", "permuted", "fashion_mnist", "cifar10_features"),
-    *("ham10000_features", "tweets", "driving"),
+    *("ham10000_features", "tweets", "driving", "glyphs"),
 ]
 
 
@@ -205,6 +205,20 @@ def test_ham10000_keeps_the_files_own_split(tmp_path):
     assert dataset.test.features[:, 0].tolist() == list(range(56, 70))
     held = [part.features[:, 0].tolist() for part in (dataset.train, dataset.public)]
     assert sorted(held[0] + held[1]) == list(range(56))
+
+
+def test_glyphs_of_a_font_family_stay_together_in_a_group(tmp_path):
+    """Three images of each of 12 families in 5 groups, two or three families to a group."""
+    families, images = np.repeat(np.arange(12), 3), np.zeros((36, 28, 28), np.uint8)
+    keys = [f"{part}_{what}" for part in ("train", "test") for what in ("images", "labels")]
+    (tmp_path / "glyphs").mkdir()
+    arrays = dict(zip(keys, [images, np.arange(36)] * 2, strict=True))
+    np.savez(tmp_path / "glyphs" / "glyphs.npz", train_family=families, **arrays)
+    group_of = data.glyphs(data_dir=tmp_path, seed=1, families=5).groups.reshape(12, 3)
+    assert (group_of == group_of[:, :1]).all()
+    assert sorted(np.bincount(group_of[:, 0])) == [2, 2, 2, 3, 3]
+    with pytest.raises(ValueError, match=r"dataset\.families must be at least 1, got 0"):
+        data.glyphs(data_dir=tmp_path, seed=1, families=0)
 
 
 # --- digits in two groups ----------------------------------------------------------------------

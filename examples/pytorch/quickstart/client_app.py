@@ -3,6 +3,7 @@
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from gems_flwr import good_enough_mod  # new
 
 from quickstart.task import Net, load_data
 from quickstart.task import test as test_fn
@@ -16,7 +17,7 @@ def data(context: Context):
     return load_data(int(node["partition-id"]), int(node["num-partitions"]), batch_size)
 
 
-app = ClientApp()
+app = ClientApp(mods=[good_enough_mod(data, model=Net)])  # was: ClientApp()
 
 
 @app.train()

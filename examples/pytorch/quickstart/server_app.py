@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import FedAvg
+from gems_flwr import Gems  # was: from flwr.serverapp.strategy import FedAvg
 
 from quickstart.task import Net, load_centralized_dataset, test
 
@@ -17,7 +17,7 @@ def main(grid: Grid, context: Context) -> None:
     """Learn, and keep the model."""
     torch.manual_seed(int(context.run_config["seed"]))
     arrays = ArrayRecord(Net().state_dict())
-    strategy = FedAvg(fraction_evaluate=0.5)
+    strategy = Gems(verify=True)  # was: FedAvg(fraction_evaluate=0.5)
     result = strategy.start(
         grid=grid,
         initial_arrays=arrays,

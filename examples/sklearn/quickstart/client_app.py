@@ -2,6 +2,7 @@
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from gems_flwr import good_enough_mod  # new
 from sklearn.metrics import log_loss
 
 from quickstart.task import create_model, fit, get_params, load_data, set_params
@@ -13,7 +14,7 @@ def data(context: Context):
     return load_data(int(node["partition-id"]), int(node["num-partitions"]))
 
 
-app = ClientApp()
+app = ClientApp(mods=[good_enough_mod(data)])  # was: ClientApp()
 
 
 @app.train()

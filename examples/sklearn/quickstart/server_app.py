@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import FedAvg
+from gems_flwr import Gems  # was: from flwr.serverapp.strategy import FedAvg
 
 from quickstart.task import create_model, get_params
 
@@ -17,7 +17,7 @@ def main(grid: Grid, context: Context) -> None:
     """Learn, and keep the model."""
     model = create_model(float(context.run_config["penalty"]))
     arrays = ArrayRecord(get_params(model))
-    strategy = FedAvg(fraction_train=1.0, fraction_evaluate=1.0)
+    strategy = Gems(verify=True)  # was: FedAvg(fraction_train=1.0, fraction_evaluate=1.0)
     result = strategy.start(
         grid=grid,
         initial_arrays=arrays,

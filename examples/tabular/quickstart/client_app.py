@@ -2,6 +2,7 @@
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from gems_flwr import good_enough_mod  # new
 
 from quickstart.task import Classifier, evaluator, load_data, trainer
 
@@ -12,7 +13,7 @@ def data(context: Context):
     return load_data(int(node["partition-id"]), int(node["num-partitions"]))
 
 
-app = ClientApp()
+app = ClientApp(mods=[good_enough_mod(data, model=Classifier)])  # was: ClientApp()
 
 
 @app.train()

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import FedAvg
+from gems_flwr import Gems  # was: from flwr.serverapp.strategy import FedAvg
 
 from quickstart.task import Classifier
 
@@ -17,7 +17,7 @@ def main(grid: Grid, context: Context) -> None:
     """Learn, and keep the model."""
     torch.manual_seed(int(context.run_config["seed"]))
     arrays = ArrayRecord(Classifier().state_dict())
-    strategy = FedAvg()
+    strategy = Gems(verify=True)  # was: FedAvg()
     result = strategy.start(
         grid=grid,
         initial_arrays=arrays,

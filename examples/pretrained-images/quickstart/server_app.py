@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
-from gems_flwr import LayerwiseGems
+from gems_flwr import Gems  # was: from flwr.serverapp.strategy import FedAvg
 
-from quickstart.task import Net, load_centralized_dataset, test
+from quickstart.task import Classifier, load_centralized_dataset, test
 
 app = ServerApp()
 
@@ -15,9 +15,8 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Learn, and keep the model."""
-    torch.manual_seed(int(context.run_config["seed"]))
-    arrays = ArrayRecord(Net().state_dict())
-    strategy = LayerwiseGems()
+    arrays = ArrayRecord(Classifier().state_dict())
+    strategy = Gems(verify=True)  # was: FedAvg(fraction_evaluate=0.0)
     result = strategy.start(
         grid=grid,
         initial_arrays=arrays,
@@ -32,9 +31,8 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def global_evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-    """Test a model on the images that no node has."""
-    model = Net()
+    """Test a model on the images that no site has."""
+    model = Classifier()
     model.load_state_dict(arrays.to_torch_state_dict())
-    device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-    loss, accuracy = test(model, load_centralized_dataset(), device)
+    loss, accuracy = test(model, load_centralized_dataset())
     return MetricRecord({"accuracy": accuracy, "loss": loss})

@@ -1,11 +1,10 @@
 """What a node does."""
 
-import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from gems_flwr import freeze_layers, good_enough_mod
+from gems_flwr import good_enough_mod  # new
 
-from quickstart.task import Net, load_data
+from quickstart.task import Classifier, load_data
 from quickstart.task import test as test_fn
 from quickstart.task import train as train_fn
 
@@ -17,19 +16,17 @@ def data(context: Context):
     return load_data(int(node["partition-id"]), int(node["num-partitions"]), batch_size)
 
 
-app = ClientApp(mods=[good_enough_mod(data, model=Net)])
+app = ClientApp(mods=[good_enough_mod(data, model=Classifier)])  # was: ClientApp()
 
 
 @app.train()
 def train(msg: Message, context: Context):
-    """Train the model that came, and send it back."""
-    model = Net()
+    """Train the output layer of the model that came, and send the model back."""
+    model = Classifier()
     model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
-    freeze_layers(model, msg)
-    device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     trainloader, _ = data(context)
     epochs, lr = int(context.run_config["local-epochs"]), float(msg.content["config"]["lr"])
-    loss = train_fn(model, trainloader, epochs, lr, device)
+    loss = train_fn(model, trainloader, epochs, lr)
     metrics = MetricRecord({"train_loss": loss, "num-examples": len(trainloader.dataset)})
     content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
     return Message(content=content, reply_to=msg)
@@ -38,10 +35,9 @@ def train(msg: Message, context: Context):
 @app.evaluate()
 def evaluate(msg: Message, context: Context):
     """Test the model that came on the node's own test data."""
-    model = Net()
+    model = Classifier()
     model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
-    device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     _, testloader = data(context)
-    loss, accuracy = test_fn(model, testloader, device)
+    loss, accuracy = test_fn(model, testloader)
     metrics = {"eval_loss": loss, "eval_acc": accuracy, "num-examples": len(testloader.dataset)}
     return Message(content=RecordDict({"metrics": MetricRecord(metrics)}), reply_to=msg)

@@ -2,8 +2,9 @@
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from gems_flwr import good_enough_mod  # new
 
-from quickstart.task import create_model, load_data
+from quickstart.task import Classifier, load_data
 from quickstart.task import test as test_fn
 from quickstart.task import train as train_fn
 
@@ -15,13 +16,13 @@ def data(context: Context):
     return load_data(int(node["partition-id"]), int(node["num-partitions"]), batch_size)
 
 
-app = ClientApp()
+app = ClientApp(mods=[good_enough_mod(data, model=Classifier)])  # was: ClientApp()
 
 
 @app.train()
 def train(msg: Message, context: Context):
     """Train the output layer of the model that came, and send the model back."""
-    model = create_model()
+    model = Classifier()
     model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
     trainloader, _ = data(context)
     epochs, lr = int(context.run_config["local-epochs"]), float(msg.content["config"]["lr"])
@@ -34,7 +35,7 @@ def train(msg: Message, context: Context):
 @app.evaluate()
 def evaluate(msg: Message, context: Context):
     """Test the model that came on the node's own test data."""
-    model = create_model()
+    model = Classifier()
     model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
     _, testloader = data(context)
     loss, accuracy = test_fn(model, testloader)

@@ -1,0 +1,1 @@
+"""A Flower app: a frozen EfficientNet-Lite0 with a new output layer, on images."""

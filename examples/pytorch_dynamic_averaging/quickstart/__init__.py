@@ -1,1 +1,0 @@
-"""A Flower app: a convolutional network and handwritten digits, with PyTorch."""

@@ -1,1 +1,0 @@
-"""A Flower app: a frozen ResNet-18 with a new output layer, with PyTorch and torchvision."""

@@ -1,1 +1,0 @@
-"""A Flower app: logistic regression on irises, with scikit-learn."""

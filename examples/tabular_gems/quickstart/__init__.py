@@ -1,1 +1,0 @@
-"""A Flower app: a network with one output for a table, with PyTorch."""
