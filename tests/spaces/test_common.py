@@ -60,9 +60,9 @@ def test_means_and_covariances_are_those_of_the_samples():
         sent = cone.covariance.dense_matrix(c)
         # Rounding, smoothing, and what is left of few directions, made up for on the diagonal.
         whitened = np.linalg.eigvals(np.linalg.solve(expected, sent)).real
-        assert 0.6 < whitened.min()
+        assert whitened.min() > 0.6
         assert np.median(whitened) < 2
-        assert c > 1 or whitened.max() < 1.5
+        assert c > 1 or whitened.max() < 2
         off = mean_values(cone)[c] - x[y == c].mean(axis=0)
         assert np.sqrt(off @ np.linalg.solve(within, off) / 30) < 0.05 + 3 / n
 

@@ -23,7 +23,6 @@ from gems_flwr.spaces.cone import (
     lend_covariances,
     may_send_full,
     mean_values,
-    shown_numbers,
     solve_cones,
     whole_count,
 )
@@ -103,20 +102,6 @@ def test_a_class_below_min_count_goes_as_count_and_mean(rank, form):
     assert cone.lacking.tolist() == [False, False, True]
     assert (cone.withheld, cone.covariance.form) == ((), form)
     np.testing.assert_allclose(mean_values(cone)[2], x[y == 2].mean(dim=0), atol=1e-5)
-
-
-def test_of_few_samples_no_more_numbers_are_shown_than_three_quarters_as_many():
-    """Two nodes whose small classes differ outside of those directions send the same."""
-    x, y = data([400, 16], 200)
-    sent = mean_values(build_cone(x, y, 2, rank=4, int8=False))[1]
-    others = x[y == 0].double().numpy()
-    _, vectors = np.linalg.eigh(np.cov(others.T))
-    numbers = shown_numbers(16, 200)
-    assert numbers == 12
-    shown, hidden = vectors[:, -numbers:], vectors[:, :-numbers]
-    mean = x[y == 1].double().mean(dim=0).numpy()
-    np.testing.assert_allclose(shown.T @ sent, shown.T @ mean, atol=1e-4)
-    np.testing.assert_allclose(hidden.T @ sent, hidden.T @ others.mean(axis=0), atol=1e-4)
 
 
 def test_a_mean_of_many_samples_is_whole_and_rounded_or_exact():

@@ -59,7 +59,6 @@ from gems_flwr.spaces.cone.rules import (
     least_count,
     mean_step,
     middle_mean,
-    shown_numbers,
     smallest_count,
     whole_count,
 )
@@ -378,47 +377,20 @@ class Components:
         return _joined(codes), covariance
 
     def small_means(self, keep: Flags, rule: MeanRule) -> tuple[Flags, Float]:
-        """Return which components but those to keep are shown as means, and these (shown, D)."""
+        """Return which components but those to keep are shown as means, and these (shown, D).
+
+        Not those of which a step would be longer than a typical deviation.
+        """
         shown, features = ~keep & (self.counts >= max(1, rule.least)), self.inputs.shape[1]
-        found: dict[int, Float] = {}
-        partly: dict[int, Float] = {}
+        found = []
         for component in np.flatnonzero(shown).tolist():
             mean, samples, _ = self.centered(component)
             variance = float((samples**2).mean(dim=0).sum())
             step = 0.0 if rule.exact else mean_step(len(samples), features, variance)
-            if step <= math.sqrt(variance / features):
-                found[component] = rounded(mean, step)
-            elif keep.any():
-                partly[component] = mean
-            else:
-                shown[component] = False
-        if partly:
-            # In as many directions as may be shown; in the rest as the other classes' means.
-            numbers = {c: shown_numbers(len(self.rows[c]), features) for c in partly}
-            center, directions = self.frame(keep, max(numbers.values()))
-            for component, mean in partly.items():
-                own = directions[:, : numbers[component]]
-                found[component] = np.asarray(center + own @ (own.T @ (mean - center)))
-        return shown, np.reshape([found[c] for c in sorted(found)], (-1, features))
-
-    def frame(self, large: Flags, numbers: int) -> tuple[Float, Float]:
-        """Return the mean (D,) of some components, and in which directions they vary most.
-
-        At most so many directions (D, numbers), falling.
-        """
-        parts = [self.centered(component) for component in np.flatnonzero(large).tolist()]
-        samples = torch.cat([samples for _, samples, _ in parts])
-        few = len(samples) < samples.shape[1]
-        matrix = (samples @ samples.T if few else samples.T @ samples).cpu().numpy()
-        values, vectors, _ = top_eigenpairs(matrix, min(numbers, len(matrix)))
-        order = np.argsort(-values)
-        # Of samples around their means some combinations are zero, and have no direction.
-        order = order[values[order] > 1e-12 * values.max()]
-        directions = np.array(vectors[:, order])
-        if few:
-            along = samples.T @ torch.from_numpy(directions).to(samples)
-            directions = along.cpu().numpy() / np.sqrt(values[order])
-        return np.mean([mean for mean, *_ in parts], axis=0), directions
+            shown[component] = step <= math.sqrt(variance / features)
+            if shown[component]:
+                found.append(rounded(mean, step))
+        return shown, np.reshape(found, (-1, features))
 
 
 # --- clusters of a class --------------------------------------------------------------------------

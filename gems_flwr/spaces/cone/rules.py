@@ -3,17 +3,17 @@
 A covariance of no more samples than features determines the samples up to a rotation, and what is
 known of the features (the range of pixels, say) undoes the rotation. A mean of few samples shows
 who is among them: k exact numbers from n samples separate members from others with an AUC of
-Phi(sqrt(k / 2n)). So ``rank="auto"`` sends of a class with n samples of D features
+Phi(sqrt(k / 2n)). So ``rank="auto"`` sends of n samples of D features
 
 - the exact moments while they are at most 0.9 n numbers: mean, variances and as many directions of
-  the covariance as that leaves; full moments from 30 samples for each feature;
+  the covariance as that leaves; all directions from 30 samples for each feature;
 - with more features one direction for every 25 samples, but all values *rounded* to steps of up to
   three times the length by which one typical sample moves the mean, ``sqrt(trace) / n``, and
   variances drawn towards their average as if up to 50 more samples had just that;
-- below ``3 sqrt(D / 12)`` samples, where rounding would be coarser than the class is wide, no
-  covariance. Such classes go as means: exact while D is at most 0.9 n, rounded as above where a
-  step is no longer than a typical deviation, of fewer samples in 0.75 n of the directions in which
-  the node's *other* classes vary most, and below `MEAN_COUNT` samples not at all.
+- no covariance of fewer than ``3 sqrt(D / 12)`` samples, of all classes of the node together.
+
+A class of fewer than `MEAN_COUNT` samples is not sent at all. Where a step would be longer than the
+class is wide, `gems_flwr.spaces.cone.common` rounds in fewer directions.
 
 A feature that too few of its samples move (a rare word, a unit that one sample switches on) shows
 nothing of its own, however many samples the class has: as variance the least of the others', as
@@ -50,8 +50,6 @@ PUSHES = 3.0
 SMOOTHING = 50
 # Fewest samples that move a feature whose moments are shown; from 4 to 32 tried on tweets.
 FEATURE_COUNT = 4
-# Fewer than of all moments, for here values are not rounded as well.
-MEAN_NUMBERS_PER_SAMPLE = 0.75
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,24 +104,6 @@ def coarseness(count: int, features: int, rank: int) -> float:
     return max(0.0, 1 - NUMBERS_PER_SAMPLE * count / ((2 + rank) * features))
 
 
-def feature_units(inputs: Tensor) -> Float:
-    """Return a power of ten for each feature where their ranges differ by orders of magnitude.
-
-    One step for all features suits pixels: then all are 1. A table may have metres beside
-    millimetres; only the order of magnitude of that is looked at.
-    """
-    rows = inputs.reshape(len(inputs), -1).double()
-    ranges = (rows.amax(dim=0) - rows.amin(dim=0)).cpu().numpy()
-    there = ranges > 0
-    if not there.any():
-        return np.ones(len(ranges))
-    relative = np.where(there, ranges, np.median(ranges[there])) / np.median(ranges[there])
-    # A large one drowns all others; small ones matter only if there are many.
-    if relative.max() < 10 and np.mean(relative < 0.1) < 0.1:
-        return np.ones(len(ranges))
-    return np.asarray(10.0 ** np.rint(np.log10(relative)))
-
-
 def few_move(samples: Tensor) -> Tensor:
     """Return which features of samples (n, D) too few of them move to be shown."""
     off = (samples - samples.median(dim=0).values).abs()
@@ -135,11 +115,6 @@ def middle_mean(samples: Tensor) -> Tensor:
     """Return the means (D,) of the middle half of the values of each feature."""
     quarter = len(samples) // 4
     return samples.sort(dim=0).values[quarter : len(samples) - quarter].mean(dim=0)
-
-
-def shown_numbers(count: int, features: int) -> int:
-    """Return how many exact numbers the mean of so many samples may have."""
-    return min(features, int(MEAN_NUMBERS_PER_SAMPLE * count))
 
 
 def mean_step(count: int, features: int, variance: float) -> float:

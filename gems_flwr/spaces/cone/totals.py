@@ -53,7 +53,7 @@ LEAST_POWER, POWERS = -43, 64
 MEAN_BITS, SQUARE_BITS, SKETCH_BITS, COVARIANCE_BITS = 14, 24, 12, 20
 # For the rounding of what bounds are computed from.
 SLACK = 1 + 1e-3
-_CHUNK = 4096
+_CHUNK = 1024
 # Directions whose length is a smaller part of the longest are rounding.
 _NEGLIGIBLE = 1e-6
 # A feature that hardly varies is not blown up to more than ten times the others.

@@ -20,14 +20,12 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from scipy.spatial.distance import cdist
 
 from gems_flwr.spaces.cone import (
     ClassMomentCone,
     CommonCovariance,
     LowRankCovariance,
-    feature_units,
 )
 from gems_flwr.tools.leaks.exposure import own_covariance
 from gems_flwr.typing import Float
@@ -138,7 +136,8 @@ def rebuilt_samples(
         return None
     # The attacker knows the range of all features together; where features differ by orders of
     # magnitude, that of each order.
-    units = feature_units(torch.from_numpy(everything))
+    ranges = np.ptp(everything, axis=0)
+    units = np.where(ranges > 0, 10.0 ** np.rint(np.log10(np.maximum(ranges, 1e-300))), 1.0)
     scaled, known = samples / units, everything / units
     low, high = float(known.min()), float(known.max())
     width = (high - low) or 1.0
