@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.docs-installed
 # All that users can choose to install; the tests try everything.
-EXTRAS := simulations,driving,tensorboard,mlflow,wandb,export,launchers,search
+EXTRAS := simulations,driving,tensorboard,mlflow,export,launchers,search
 # An environment of its own: torch_xla goes with one PyTorch.
 XLA_VENV  := .venv-xla
 XLA_STAMP := $(XLA_VENV)/.installed

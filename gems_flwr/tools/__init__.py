@@ -17,7 +17,7 @@ _NAMES = {
     "offline": "OfflineResult aggregate_files",
     "ready": "COMMANDS simulations_folder start_simulations",
     "submit": "COMPLETED FlowerCli",
-    "trackers": "MLflow TensorBoard Tracker WandB",
+    "trackers": "MLflow TensorBoard Tracker",
 }
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Trackers: a run in TensorBoard, MLflow or Weights & Biases.
+"""Trackers: a run in TensorBoard or MLflow.
 
 A tracker is a callback that turns each round into flat names and numbers. It never ends or changes
 a run: if its library fails, that is reported once, and the tracker is off for the rest of the run.
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -303,59 +302,3 @@ class MLflow(Tracker):
         metrics = [self._entities.Metric(name, float(v), now, step) for name, v in numbers.items()]
         labels = [self._entities.RunTag(k, v[: self._most]) for k, v in tags.items()]
         self._client.log_batch(self._run_id, metrics=metrics, tags=labels)
-
-
-class WandB(Tracker):
-    """Track a run with Weights & Biases; needs the extra ``wandb`` and an account.
-
-    By itself W&B also sends the console, the machine's name and load, installed packages, the
-    command and the state of a git repository. None of that is sent from here. W&B's own variables
-    say where and how, such as ``WANDB_MODE=offline`` and ``WANDB_DIR``.
-
-    Parameters
-    ----------
-    project : str, default "gems-flwr"
-        The project of the run.
-    name, config
-        See `Tracker`.
-
-    Examples
-    --------
-    >>> from gems_flwr import Gems
-    >>> from gems_flwr.tools import WandB
-    >>> strategy = Gems(callbacks=[WandB(project="wards")])
-    """
-
-    kind = "wandb"
-    # What W&B finds out by itself, and what it prints.
-    _off = (
-        *("disable_code", "disable_git", "silent"),
-        *("x_disable_machine_info", "x_disable_meta", "x_disable_stats"),
-    )
-
-    def __init__(self, project: str = "gems-flwr", **options: Any) -> None:
-        super().__init__(**options)
-        self.project, self._library = project, self._needed("wandb")
-
-    def open_run(self, name: str, parameters: Mapping[str, Plain]) -> None:
-        """Start a run."""
-        no = {"console": "off", "host": "", "save_code": False, "x_save_requirements": False}
-        self._run = self._library.init(
-            project=self.project,
-            name=name,
-            # Otherwise W&B would draw one from Python's global generator.
-            id=secrets.token_hex(4),
-            config=dict(parameters),
-            # A run that the app itself may have started is left alone.
-            reinit="create_new",
-            settings=self._library.Settings(**dict.fromkeys(self._off, True), **no),
-        )
-
-    def log_round(self, number: int, numbers: Mapping[str, float]) -> None:
-        """Add one row whose step is the round."""
-        self._run.log(dict(numbers), step=number, commit=True)
-
-    def close_run(self, values: Mapping[str, Plain], error: BaseException | None) -> None:
-        """Add the outcome to the summary, below ``result/``; one that failed has status 1."""
-        self._run.summary.update({f"result/{name}": value for name, value in values.items()})
-        self._run.finish(exit_code=0 if error is None else 1)

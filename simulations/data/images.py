@@ -138,8 +138,7 @@ def glyphs(
     """Load glyphs: 46,420 + 10,000 characters of 200 kinds, 28×28, drawn in many fonts.
 
     No font family is both in training and in test images. The training families are dealt at
-    random into as many groups as `families` says, at least 1: ``partition=groups`` gives each
-    node some families, with all characters.
+    random into `families` groups: ``partition=groups`` gives each node some, with all characters.
     """
     if families < 1:
         raise ValueError(f"dataset.families must be at least 1, got {families}")

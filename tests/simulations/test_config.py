@@ -179,7 +179,7 @@ def test_stop_rules_come_from_the_config():
 def test_a_run_is_named_after_what_can_change_its_result():
     base = compose_config([])
     same = ["progress=false", "data_dir=/somewhere", "label=mine", "fresh=true", "live=true"]
-    same += ["+tracking=mlflow", "++tracking=wandb", "objective=loss", "evaluate_on=test"]
+    same += ["+tracking=mlflow", "++tracking=tensorboard", "objective=loss", "evaluate_on=test"]
     same += ["hydra/launcher=slurm", "hydra/launcher=ray_cluster"]
     for override in same:
         assert compose_config([override]).run_name() == base.run_name(), override

@@ -196,8 +196,7 @@ def test_what_a_search_goes_by_can_be_chosen():
 # --- trackers -----------------------------------------------------------------------------------
 
 
-def test_every_tracker_is_built_from_its_config(monkeypatch):
-    monkeypatch.setenv("WANDB_MODE", "offline")
+def test_every_tracker_is_built_from_its_config():
     names = sorted(path.stem for path in (CONFIG_DIR / "tracking").glob("*.yaml"))
     config = compose_config([f"+tracking=[{','.join(names)}]", "seed=4"])
     trackers = trackers_of(config)

@@ -8,8 +8,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-import wandb
-from helpers_wandb import wandb_run
 from hypothesis import given
 from hypothesis import strategies as st
 from mlflow.tracking import MlflowClient
@@ -20,7 +18,7 @@ from gems_flwr import Callback, Cone, FedAvg, Gems, InProcessGrid
 from gems_flwr.core import RoundRecord, RunResult, Traffic
 from gems_flwr.core.records import to_record
 from gems_flwr.errors import Failure, NotInstalledError, RoundFailedError
-from gems_flwr.tools import MLflow, TensorBoard, Tracker, WandB
+from gems_flwr.tools import MLflow, TensorBoard, Tracker
 from gems_flwr.tools.trackers import (
     flat_values,
     result_values,
@@ -155,45 +153,12 @@ def test_tensorboard_has_the_numbers_of_the_run(tmp_path):
     assert {"parameters/text_summary", "result/text_summary"} <= {*events.Tags()["tensors"]}
 
 
-@pytest.fixture
-def offline(tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-    wandb.teardown()  # it reads them once in a process
-    return lambda **options: WandB("tests", **options)
-
-
-def wandb_files(tmp_path):
-    return sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"), key=lambda p: p.stat().st_mtime_ns)
-
-
-def rows(run, names):
-    return {
-        name: {step: row[name] for step, row in run["rows"].items() if name in row}
-        for name in names
-    }
-
-
-def test_wandb_has_the_numbers_of_the_run_and_nothing_about_the_machine(offline, tmp_path):
-    folder = tmp_path / "first"
-    play([offline(config={"ward": "east wing"})], folder)
-    [file] = wandb_files(tmp_path)
-    run, table = wandb_run(file), expected(folder)
-    assert rows(run, table) == table
-    assert (run["name"], run["exit"], run["host"]) == ("first", 0, "")
-    assert run["config"]["ward"] == "east wing"
-    assert run["summary"]["result/stopped_because"] == "all rounds are done"
-    # Neither packages nor the command nor what was printed.
-    assert not [path for path in file.parent.glob("files/*") if path.is_file()]
-    assert sys.argv[0].encode() not in file.read_bytes()
-
-
-def test_no_tracker_has_the_names_of_nodes(mlflow, offline, store, tmp_path):
+def test_no_tracker_has_the_names_of_nodes(mlflow, store, tmp_path):
     """Of 30 numbers and more, none is about one node."""
     secret = re.compile(rb"node/[0-9]")
-    play([TensorBoard(tmp_path / "board"), offline(), mlflow()], tmp_path / "quiet")
-    files = [*tmp_path.glob("board/quiet/*"), *wandb_files(tmp_path)]
-    assert len(files) == 2
+    play([TensorBoard(tmp_path / "board"), mlflow()], tmp_path / "quiet")
+    files = [*tmp_path.glob("board/quiet/*")]
+    assert len(files) == 1
     assert not [path for path in files if secret.search(path.read_bytes())]
     _, [run] = mlflow_runs(store, tmp_path / "quiet")
     assert not [name for name in run.data.metrics if name.startswith("node/")]
@@ -281,11 +246,11 @@ def test_a_run_that_fails_is_a_failed_run_in_the_tracker():
     assert tracker.done[-1] == ("close", "RoundFailedError")
 
 
-def test_trackers_draw_no_random_number_of_the_run(mlflow, offline, tmp_path):
+def test_trackers_draw_no_random_number_of_the_run(mlflow, tmp_path):
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(5)
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-    play([mlflow(), TensorBoard(tmp_path / "board"), offline()], tmp_path / "run")
+    play([mlflow(), TensorBoard(tmp_path / "board")], tmp_path / "run")
     after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     assert before == after
 
@@ -298,7 +263,6 @@ def test_trackers_draw_no_random_number_of_the_run(mlflow, offline, tmp_path):
     [
         (MLflow, "mlflow.tracking", "mlflow"),
         (TensorBoard, "torch.utils.tensorboard", "tensorboard"),
-        (WandB, "wandb", "wandb"),
     ],
 )
 def test_a_missing_library_is_named_with_the_extra_that_brings_it(

@@ -321,17 +321,18 @@ class Components:
 
     def factored(self, keep: Flags, rank: int, int8: bool) -> tuple[Float, LowRankCovariance]:
         """Return means (kept, D) of some components, and covariances of a fixed rank as sent."""
-        means, columns, deviations = [], [], []
+        means, tops, deviations = [], [], []
         for component in np.flatnonzero(keep).tolist():
             mean, samples, added = self.centered(component)
-            top, rest, _ = factor_samples(samples, rank)
+            top, rest = factor_samples(samples, rank)
             means.append(mean)
-            columns += list(top.T)
+            tops.append(top)
             deviations.append(np.sqrt(rest**2 + added))
-        rows, rest = np.reshape(columns, (-1, len(mean))), np.array(deviations)
-        factors: Values = quantize(rows, axis=1) if int8 else rows.astype(np.float32)
-        left = quantize(rest, axis=1, round_up=True) if int8 else rest.astype(np.float32)
-        return np.array(means), LowRankCovariance(_as_columns(factors, len(means)), left)
+        if not int8:
+            arrays = (np.array(each, dtype=np.float32) for each in (tops, deviations))
+            return np.array(means), LowRankCovariance(*arrays)
+        eight = quantize(tops, axis=1), quantize(deviations, axis=1, round_up=True)
+        return np.array(means), LowRankCovariance(*eight)
 
     def common(
         self, sent: Flags, own_at_least: int, largest: int | None
@@ -496,19 +497,19 @@ def factor(covariance: Float, rank: int, inflated: bool = True) -> tuple[Float, 
     """Return the factor (D, r) and the residual deviations (D,) of one covariance; r from 0."""
     values, vectors, residual = top_eigenpairs(covariance, min(rank, len(covariance)))
     top = vectors * np.sqrt(np.maximum(values, 0))
-    residual = residual if inflated else 0.0
-    return top, _inflated(top, np.diag(covariance), residual, float((covariance**2).sum()))
+    squares = float((covariance**2).sum())
+    return top, _inflated(top, np.diag(covariance), residual * inflated, squares)
 
 
-def factor_samples(samples: Tensor, rank: int, inflated: bool = True) -> tuple[Float, Float, float]:
-    """Return factor (D, r), residual deviations (D,) and trace of the covariance of samples.
+def factor_samples(samples: Tensor, rank: int, inflated: bool = True) -> tuple[Float, Float]:
+    """Return factor (D, r) and residual deviations (D,) of the covariance of samples.
 
     The samples (n, D) are centred; r may be 0.
     """
     count, features = samples.shape
     if features <= count:
         covariance = (samples.T @ samples / count).cpu().numpy()
-        return *factor(covariance, rank, inflated), float(np.trace(covariance))
+        return factor(covariance, rank, inflated)
     gram = (samples @ samples.T / count).cpu().numpy()
     _, vectors, residual = top_eigenpairs(gram, min(rank, count))
     top = np.zeros((features, rank))
@@ -516,9 +517,7 @@ def factor_samples(samples: Tensor, rank: int, inflated: bool = True) -> tuple[F
     # More columns than samples are zero.
     top[:, rank - along.shape[1] :] = along.cpu().numpy() / np.sqrt(count)
     variances = (samples**2).mean(dim=0).cpu().numpy()
-    residual = residual if inflated else 0.0
-    deviations = _inflated(top, variances, residual, float((gram**2).sum()))
-    return top, deviations, float(variances.sum())
+    return top, _inflated(top, variances, residual * inflated, float((gram**2).sum()))
 
 
 def _inflated(top: Float, variances: Float, residual: float, squares: float) -> Float:
@@ -573,7 +572,7 @@ def _shown_covariance(
         top, rest = factor(matrix, rank, inflated)
         variances = np.diag(matrix)
     else:
-        top, rest, _ = factor_samples(torch.cat(list(parts)), rank, inflated)
+        top, rest = factor_samples(torch.cat(list(parts)), rank, inflated)
         variances = (top**2).sum(axis=1) + rest**2
     blur, squares = coarseness(count, features, rank), rest**2 + added
     smooth = (count * squares + blur * SMOOTHING * squares.mean()) / (count + blur * SMOOTHING)
@@ -605,11 +604,3 @@ def _along_others(z: Float, counts: NDArray[np.int64], place: int) -> Float:
 def _joined(rows: Sequence[QuantizedArray]) -> QuantizedArray:
     codes, scales = [each.codes for each in rows], [each.scales for each in rows]
     return QuantizedArray(np.concatenate(codes), np.concatenate(scales))
-
-
-def _as_columns(rows: Values, components: int) -> Values:
-    """Return rows of equally many for each component as columns: (components, D, r)."""
-    if isinstance(rows, QuantizedArray):
-        codes = rows.codes.reshape(components, -1, rows.shape[1]).transpose(0, 2, 1)
-        return QuantizedArray(codes, rows.scales.reshape(components, 1, -1))
-    return rows.reshape(components, -1, rows.shape[1]).transpose(0, 2, 1)

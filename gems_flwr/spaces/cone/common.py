@@ -112,11 +112,6 @@ class CommonCovariance(_Covariances):
         """Components and features."""
         return len(self.shares), len(self.center)
 
-    @property
-    def units(self) -> Float:
-        """Units of the features."""
-        return np.asarray(2.0 ** (self.octaves / 4))
-
     def rank(self, index: int) -> int:
         """Return how many directions of its own one component shows."""
         return int(self.ranks[1 + index])
@@ -124,7 +119,8 @@ class CommonCovariance(_Covariances):
     def _part(self, index: int, place: int) -> tuple[Float, Float]:
         """Return directions, as rows, and deviations of one covariance, in the data's units."""
         end = int(self.ranks[: index + 1].sum())
-        deviations = dense(self.deviations, slice(place, place + 1))[0] * self.units
+        units = 2.0 ** (self.octaves / 4)
+        deviations = dense(self.deviations, slice(place, place + 1))[0] * units
         rows = dense(self.rows, slice(end - int(self.ranks[index]), end))
         return rows * deviations, deviations
 

@@ -29,7 +29,7 @@ from gems_flwr.core.records import ARRAYS, METRICS, NUM_EXAMPLES, QUESTION, to_n
 from gems_flwr.networks import weight_layers
 from gems_flwr.neurons.question import NEURONS
 from gems_flwr.spaces import flatten_linear, space_from_arrays, unflatten_linear
-from gems_flwr.spaces.cone import ClassMomentCone, LowRankCovariance, dense
+from gems_flwr.spaces.cone import ClassMomentCone, LowRankCovariance, mean_values
 from gems_flwr.spaces.question import META, SPACE
 
 ATTACKS = ("none", "far", "minus", "flipped", "counts", "garbage")
@@ -138,12 +138,16 @@ def lie_of_ball(ball: Any, attack: str, rng: np.random.Generator) -> Any:
 
 def lie_of_cone(cone: Any, attack: str, rng: np.random.Generator) -> Any:
     """Return the cone of low rank that a liar sends instead of its own."""
-    factors, deviations = dense(cone.covariance.factors), dense(cone.covariance.deviations)
-    means, changed = dense(cone.means), dict[str, Any]()
+    parts = [cone.covariance.factor(each) for each in range(len(cone.labels))]
+    most = min(part.shape[1] for part in parts)
+    factors = np.stack([part[:, -most:] for part in parts]).astype(np.float32)
+    variances = [cone.covariance.variances(each) for each in range(len(parts))]
+    deviations = np.sqrt(variances).astype(np.float32)
+    means, changed = mean_values(cone), dict[str, Any]()
     if attack == "counts":
-        changed = {"counts": cone.counts * 10**6}
+        return dataclasses.replace(cone, total_count=0, counts=cone.counts * 10**6)
     elif attack == "flipped":
-        changed = {"labels": cone.num_classes - 1 - cone.labels}
+        return dataclasses.replace(cone, total_count=0, labels=cone.num_classes - 1 - cone.labels)
     elif attack == "garbage":
         pick = rng.integers(len(means), size=cone.num_classes)
         changed = {
