@@ -7,6 +7,7 @@ from gems_flwr.spaces import OutputLayer
 from gems_flwr.spaces.ball import BallSpace, EllipsoidSpace, Radius
 from gems_flwr.spaces.cone import (
     ClassMomentCone,
+    CommonCovariance,
     FullCovariance,
     LowRankCovariance,
     PartialCovariance,
@@ -31,8 +32,13 @@ LOW = ClassMomentCone(
     **(COMMON | {"means": quantize(COMMON["means"], axis=1)}),
 )
 MIXED = ClassMomentCone(
-    covariance=LowRankCovariance(
-        quantize(np.ones((3, FEATURES)), axis=1), LOW.covariance.deviations, np.array([3, 0])
+    covariance=CommonCovariance(
+        center=np.ones(FEATURES),
+        octaves=np.arange(FEATURES),
+        shares=np.array([0.5, 0]),
+        ranks=np.array([2, 1, 0]),
+        rows=quantize(RNG.normal(size=(3, FEATURES)), axis=1),
+        deviations=quantize(RNG.uniform(0.5, 1, size=(2, FEATURES)), axis=1),
     ),
     **(COMMON | {"means": LOW.means}),
 )

@@ -5,6 +5,7 @@ here is the attack as it was done, with the requests that a server can send.
 """
 
 import copy
+import itertools
 import json
 from dataclasses import dataclass
 from typing import ClassVar
@@ -459,7 +460,7 @@ def test_a_refusal_says_which_question_and_limit_and_no_number_of_the_data(caplo
     assert victim.refusal.startswith(f"{limit}class … has … samples of … features")
     assert "class 0 has 37 samples of 8 features" in caplog.text
     victim = Victim(images(7))
-    assert victim.ask(Cone(), LAYER) is None
+    assert victim.ask(Cone(rank=7), LAYER) is None
     assert "expected a class with at least … samples" in victim.refusal
 
 
@@ -588,7 +589,8 @@ def test_refinement_asks_for_consent_with_the_first_message(space):
         start(NodeLimits())
     assert "0 of 3 nodes gave a usable reply" in str(e.value)
     losses = [r["loss"] for r in start(NodeLimits(adaptive_answers=7)).details["refinement"]]
-    assert losses == sorted(losses, reverse=True)
+    # But for the rounding of a sum.
+    assert all(after <= before * (1 + 1e-9) for before, after in itertools.pairwise(losses))
     if space.offers >= {"sums"}:
         assert not start(NodeLimits(), secure=SecureSum(), min_nodes=3).failures
 

@@ -88,9 +88,8 @@ def test_the_objective_is_the_expected_pairwise_loss_and_its_gradient_that_of_di
     value, *_ = objective.value_and_gradient(scaled, torch.from_numpy(bias))
     expected = 0.0
     for component, label in enumerate(cone.labels):
-        draws = rng.multivariate_normal(
-            cone.means[component], cone.covariance.dense_matrix(component), 400_000
-        )
+        mean = mean_values(cone)[component] - objective.moments.center
+        draws = rng.multivariate_normal(mean, cone.covariance.dense_matrix(component), 400_000)
         scores = draws @ weight.T + bias
         losses = np.logaddexp(0, scores - scores[:, [label]])
         rivals = np.delete(losses, label, axis=1).sum(axis=1)
@@ -170,7 +169,7 @@ class PlainObjective:
         self.labels, self.shares = map(torch.from_numpy, (moments.labels, moments.shares))
         means = np.concatenate([mean_values(cone) for cone in nodes])
         spreads = [c.covariance.dense_matrix(e) for c in nodes for e in range(len(c.labels))]
-        self.means = torch.from_numpy(means) / self.scale
+        self.means = torch.from_numpy(means - moments.center) / self.scale
         self.spreads = torch.from_numpy(np.stack(spreads)) / torch.outer(self.scale, self.scale)
         nodes, weights = np.polynomial.hermite_e.hermegauss(POINTS)
         self.nodes, self.weights = map(torch.from_numpy, (nodes, weights / weights.sum()))
@@ -229,7 +228,7 @@ def test_blocks_hold_every_entry_once(monkeypatch):
 def test_features_are_scaled_by_the_variance_of_all_samples():
     """Total variance is that within the components plus that between their means."""
     nodes = cones([5, 3, 1, 4, 2])
-    nodes[1] = build_cone(*data_of_one_class(), CLASSES)
+    nodes[1] = build_cone(*data_of_one_class(), CLASSES, rank=4)
     moments = pool_moments(nodes)
     parts = sorted(nodes, key=lambda cone: cone.covariance.form)
     means = np.concatenate([mean_values(cone) for cone in parts])

@@ -172,12 +172,12 @@ def scales(change):
 
 
 def test_robust_leaves_out_a_gradient_that_the_moments_do_not_allow():
-    """Fifty times as long as it can be; among the honest nothing is held against anyone."""
+    """Five hundred times as long as it is; among the honest nothing is held against anyone."""
 
     def lie(content):
         if "gradient" in content:
-            scales(50)(content)
-            along = 50 * np.frombuffer(content["gradient"]["along"], "<f2").astype(np.float64)
+            scales(500)(content)
+            along = 500 * np.frombuffer(content["gradient"]["along"], "<f2").astype(np.float64)
             content["gradient"]["along"] = along.astype("<f2").tobytes()
 
     app = linear_app(limits=UNLIMITED)

@@ -166,13 +166,13 @@ def test_clusters_are_judged_by_the_worst():
 
 def test_means_tell_less_where_they_are_rounded_or_shown_in_part():
     """Exact: 100 / 40. The rule's step is .64 * 3 * 10 / 40 = .48 deviations, and 40 * .48^2 / 12
-    = .768. In part, 10 samples of 120 features: 7 numbers, three quarters of ten.
+    = .768. In part, 10 samples of 120 features: 25 directions, in steps of .82 * 4 * 5 / 10 = 1.64.
     """
     exact = cone_of([40, 40], 100, build_means, rule=MeanRule(exact=True))
     rounded, part = cone_of([40, 40], 100, build_means), cone_of([10, 200], 120)
     assert (mean_steps(exact, 0).max(), mean_steps(rounded, 0).min() > 0) == (0, True)
     found = [mean_information(cone, 0) for cone in (exact, rounded, part)]
-    assert found == pytest.approx([100 / 40, 2.5 / 1.768, 7 / 10])
+    assert found == pytest.approx([100 / 40, 2.5 / 1.768, 2.5 / (1 + 10 * 1.64**2 / 12)])
     values = np.random.default_rng(0).normal(size=200)
     assert common_step((np.rint(values / 0.3) * 0.3).astype(np.float32)) == pytest.approx(0.3)
     assert common_step(values.astype(np.float32)) == common_step(np.zeros(5)) == 0
@@ -299,13 +299,13 @@ def test_moments_of_other_samples_tell_nothing(held_out):
 
 
 def test_a_trial_needs_a_crowd_and_spaces_of_the_same_form():
-    """Of 12 samples 9 make a space; the default needs 3 sqrt(120 / 12) = 10 for a covariance."""
+    """Of 12 samples 9 make a space; the default needs 8 for a mean, and sends none without more."""
     few = node(small=12)
     assert attack(Recipe(rank="full", min_count=2), NONE, data=few) is None
     assert attack(Recipe(rank="full", min_count=2), strangers(20), data=few) is not None
     cone, mean = (releases(Recipe(), 1, DATA, 3, is_mean=each) for each in (False, True))
-    assert cone(strangers(10)) is not None is not mean(strangers(9))
-    assert cone(strangers(9)) is None is mean(strangers(33))
+    assert cone(strangers(8)) is not None is mean(strangers(33))
+    assert cone(strangers(7)) is None is mean(strangers(7))
 
 
 # --- rebuilding samples -----------------------------------------------------------------------

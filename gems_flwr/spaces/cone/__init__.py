@@ -39,8 +39,8 @@ _NAMES = {
     "rules": (
         "check_batch is_rank "
         "MEAN_COUNT MIN_COUNT MeanRule NUMBERS_PER_SAMPLE PUSHES SAMPLES_PER_DIRECTION "
-        "allowed_rank coarseness least_count may_send_full samples_for "
-        "smallest_count sum_steps whole_count"
+        "allowed_rank coarseness directions_of_mean least_count may_send_full samples_for "
+        "WHITE_PUSHES smallest_count sum_steps whole_count"
     ),
     "solve": (
         "ConeObjective ConeOptions HeadMoments LowRankComponents POINTS "

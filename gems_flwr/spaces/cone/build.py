@@ -13,6 +13,7 @@ rounded up, for the same reason. Of fewer samples than features only the Gram ma
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
@@ -49,12 +50,13 @@ from gems_flwr.spaces.cone.covariance import (
 )
 from gems_flwr.spaces.cone.private import ClassSums, PrivateRelease, private_sums
 from gems_flwr.spaces.cone.rules import (
-    PUSHES,
     SMOOTHING,
+    WHITE_PUSHES,
     MeanRule,
     allowed_rank,
     check_batch,
     coarseness,
+    directions_of_mean,
     few_move,
     least_count,
     mean_step,
@@ -67,8 +69,8 @@ from gems_flwr.typing import Float, Rank
 Flags = NDArray[np.bool_]
 # Least deviation beside the directions of a covariance, relative to a feature's own.
 _LEAST_LEFT = 0.02
-# Longest step of a mean along the means of other classes, in deviations of its class.
-_LONGEST_STEP = 2.0
+# How far above those of noise the eigenvalues of directions must be that are shown.
+NOISE = 1.5
 
 
 def build_cone(
@@ -145,11 +147,12 @@ def build_cone(
     keep, is_full = counts >= max(1, least), rank == "full"
     if rank == "auto":
         sent, rule = counts >= max(1, rule.least), dataclasses.replace(rule, exact=False)
-        if counts[sent].sum() - sent.sum() >= smallest_count(features):
+        if counts[sent].sum() - sent.sum() + 1 >= smallest_count(features):
             own_at_least = max(least, features)
             stored, common = components.common(sent, own_at_least, largest_rank)
             about = num_classes, components.labels, counts, sent, stored, common
             return _cone(*about, np.zeros_like(sent), epsilon)
+        keep = np.zeros_like(keep)
     shown, small = components.small_means(keep, rule)
     _check_any_sent(keep | shown, counts, least)
     means = np.zeros((len(counts), features))
@@ -341,19 +344,28 @@ class Components:
         parts = [self.centered(component) for component in np.flatnonzero(sent).tolist()]
         counts, means = self.counts[sent], np.array([mean for mean, *_ in parts])
         total, features = int(counts.sum()), means.shape[1]
-        center, octaves = means.mean(axis=0), measured(means, parts, counts)
+        shown = total - len(counts) + 1
+        rank = min(allowed_rank(shown, features), MOST_COMMON)
+        # Units of few samples are coarse, for how large a sample is in each feature tells it apart.
+        coarse = max(1, round(8 * _step(coarseness(shown, features, rank), features, shown)))
+        octaves = measured(means, parts, counts, coarse)
         units = 2.0 ** (octaves / 4)
         scale = torch.from_numpy(units)
         around = [samples / scale.to(samples) for _, samples, _ in parts]
         extra = [added / units**2 for *_, added in parts]
         most = features if largest is None else largest
-        shown = total - len(counts)
-        rank = min(allowed_rank(shown, features), most, MOST_COMMON)
-        found = _shown_covariance(around, counts @ extra / total, rank, shown, inflated=False)
+        rank = min(rank, most)
+        # The other half of the samples hides what classes show of their own.
+        found = _shown_covariance(around, counts @ extra / total, rank, shown // 2, inflated=False)
         rows, deviations = [found[0]], [found[1]]
-        step = _step(coarseness(shown, features, rank), features, shown)
-        # A center of few samples is rounded as their mean would be.
-        center = (rounded(center / units, step) * units).astype(np.float32)
+        rank = rows[0].shape[0]
+        # The center less the means of others is a class's own: it is of classes that show all of
+        # theirs, if there are any, and as coarse as that of the smallest of these.
+        blurs = [coarseness(count, features, 0) for count in counts.tolist()]
+        whole = [_step(b, features, n) <= 1 for b, n in zip(blurs, counts.tolist(), strict=True)]
+        behind = counts * whole if any(whole) else counts
+        step = _step(max(np.array(blurs)[behind > 0]), features, int(behind.sum()))
+        center = (rounded(behind @ means / behind.sum() / units, step) * units).astype(np.float32)
         axis = axes(rows[0].dense().astype(np.float64))
         wide = deviations[0].dense()[0] * units
         z = stretched(axis, np.where(octaves > DEAD, means - center, 0) / wide, -0.5)
@@ -365,10 +377,10 @@ class Components:
                 pair = _shown_covariance([samples], extra[place], own, count, inflated=True)
                 rows.append(pair[0])
                 deviations.append(pair[1])
-            ranks.append(own if shares[place] else 0)
+            ranks.append(rows[-1].shape[0] if shares[place] else 0)
             step, mean = _step(coarseness(count, features, ranks[-1]), features, count), z[place]
-            if step > 1 and len(counts) > 2:
-                mean, step = _along_others(z, counts, place), 0.0
+            if step > 1 and len(counts) > 1:
+                mean, step = _in_directions(z, counts, place, axis[1]), 0.0
             # What is rounded to a share of its own error takes few bytes.
             step = max(step, MEAN_STEP, ERROR_SHARE / math.sqrt(count))
             codes.append(quantize(mean[None], axis=1, least_step=step))
@@ -537,9 +549,12 @@ def _inflated(top: Float, variances: Float, residual: float, squares: float) -> 
 
 
 def measured(
-    means: Float, parts: Sequence[tuple[Float, Tensor, Float]], counts: NDArray[np.int64]
+    means: Float,
+    parts: Sequence[tuple[Float, Tensor, Float]],
+    counts: NDArray[np.int64],
+    coarse: int,
 ) -> NDArray[np.int64]:
-    """Return the units of features, in quarters of octaves: see `gems_flwr.spaces.cone.common`."""
+    """Return the units of features, in quarters of octaves, as multiples of so many."""
     second, fourth = (
         np.sum([(samples**power).sum(dim=0).cpu().numpy() for _, samples, _ in parts], axis=0)
         + counts @ [added ** (power // 2) for *_, added in parts]
@@ -549,13 +564,13 @@ def measured(
     sizes = np.where(
         second > 0, np.sqrt(fourth / np.maximum(second, 1e-300)), np.ptp(means, axis=0)
     )
-    logs = np.rint(4 * np.log2(np.maximum(sizes, 1e-300)))
+    logs = coarse * np.rint(4 * np.log2(np.maximum(sizes, 1e-300)) / coarse)
     return np.where(sizes > 0, np.clip(logs, DEAD, -DEAD), DEAD).astype(np.int64)
 
 
 def _step(blur: float, features: float, count: int) -> float:
     """Return the step to which numbers are rounded whose squares sum to so many features."""
-    return blur * PUSHES * math.sqrt(features) / count
+    return blur * WHITE_PUSHES * math.sqrt(features) / count
 
 
 def _shown_covariance(
@@ -569,11 +584,17 @@ def _shown_covariance(
     features, total = parts[0].shape[1], sum(map(len, parts))
     if features <= total:
         matrix = np.sum([(part.T @ part).cpu().numpy() for part in parts], axis=0) / total
-        top, rest = factor(matrix, rank, inflated)
-        variances = np.diag(matrix)
+        work, variances = functools.partial(factor, matrix), np.diag(matrix)
     else:
-        top, rest = factor_samples(torch.cat(list(parts)), rank, inflated)
-        variances = (top**2).sum(axis=1) + rest**2
+        samples = torch.cat(list(parts))
+        work = functools.partial(factor_samples, samples)
+        variances = (samples**2).mean(dim=0).cpu().numpy()
+    top, rest = work(rank, inflated)
+    # The largest eigenvalues of mere noise (Marchenko and Pastur) are of the samples' own making.
+    left = np.maximum(rest, _LEAST_LEFT * np.sqrt(variances + added) + 1e-300)
+    noise = NOISE * (1 + math.sqrt(features / count)) ** 2
+    rank = int(np.count_nonzero(((top.T / left) ** 2).sum(axis=1) > noise))
+    top, rest = work(rank, inflated)
     blur, squares = coarseness(count, features, rank), rest**2 + added
     smooth = (count * squares + blur * SMOOTHING * squares.mean()) / (count + blur * SMOOTHING)
     step = _step(blur, float(variances.sum()), count)
@@ -586,18 +607,22 @@ def _shown_covariance(
     return quantize(top.T / deviations, axis=1, least_step=max(step, ROW_STEP)), sent
 
 
-def _along_others(z: Float, counts: NDArray[np.int64], place: int) -> Float:
-    """Return the part of a mean along directions in which the other classes' means differ most.
+def _in_directions(z: Float, counts: NDArray[np.int64], place: int, common: Float) -> Float:
+    """Return the part of a mean in some directions, so many that steps along them are not too long.
 
-    So many that steps along them are not too long.
+    First those in which the other classes' means differ, then those of the common covariance (r, D)
+    and, of few features, these themselves: none of it depends on the class's own mean.
     """
     count, others = int(counts[place]), np.delete(z, place, 0)
+    most = directions_of_mean(count, z.shape[1])
     others = np.sqrt(np.delete(counts, place))[:, None] * (others - others.mean(axis=0))
     squares, left = np.linalg.eigh(others @ others.T)
-    most = min(int((_LONGEST_STEP * count / PUSHES) ** 2), len(others) - 1)
-    chosen = np.flatnonzero(squares > 1e-9 * squares[-1])[-most:]
-    directions = left[:, chosen].T @ others / np.sqrt(squares[chosen])[:, None]
-    step = _step(coarseness(count, len(chosen), 0), len(chosen), count)
+    rows = (left.T @ others)[squares > 1e-9 * squares[-1]][::-1]
+    rows = np.concatenate([rows, common])
+    if len(rows) < most:
+        rows = np.concatenate([rows, np.eye(z.shape[1])[np.argsort(-(others**2).sum(axis=0))]])
+    directions = np.linalg.qr(rows[:most].T)[0].T
+    step = _step(coarseness(count, len(directions), 0), len(directions), count)
     return np.asarray(rounded(directions @ z[place], step) @ directions)
 
 

@@ -16,10 +16,10 @@ class is wide.
 rounded to that is mostly zeros and ones, which are deflated.
 
 **What is shown** follows the rules of `gems_flwr.spaces.cone.rules`, with steps in these
-coordinates: of the common covariance as for a class of all samples (less one for each mean that
-they are centred at), of a class of its own covariance as for itself. Where a mean would be rounded
-by more than the class is wide in every direction, it is rounded in those in which the means of the
-*other* classes differ, and not shown in the rest.
+coordinates: of the common covariance as for a class of half of all samples, and no direction that
+noise alone could have made; of a class of its own covariance as for itself. Where a mean would be
+rounded by more than the class is wide, it is so in some directions, those in which the *other*
+classes differ first, and not shown in the rest.
 """
 
 from __future__ import annotations

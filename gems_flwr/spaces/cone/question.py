@@ -38,13 +38,15 @@ class _Moments(SpaceQuestion):
     _pieces: ClassVar[str] = ""
 
     def _disclosed(self, node: Node, **about: Any) -> Disclosure:
-        """Return what the moments disclose; which parts of classes is the server's choice once."""
+        """Return what the moments disclose; in what form is the server's choice once.
+
+        What a class falls into, and where numbers are rounded, depends on all of these.
+        """
         pieces, chosen = getattr(self, self._pieces), False
-        if pieces > 1 and node.limits.adaptive_answers is not None:
-            # What a class falls into also depends on the fewest samples of a part.
-            least, rank = (getattr(self, name, None) for name in ("min_count", "rank"))
-            asked = f"{pieces} of {least}, {rank}"
-            chosen = not node.pin(self._pieces, asked)
+        least, rank = (getattr(self, name, None) for name in ("min_count", "rank"))
+        if node.limits.adaptive_answers is not None:
+            asked = f"{pieces} of {least}, {rank if isinstance(rank, int) else None}"
+            chosen = not node.pin(self._pieces if pieces > 1 else self.kind, asked)
         return Disclosure("moments", adaptive=+chosen, planned=2 * self.refines, **about)
 
     @property
@@ -254,7 +256,7 @@ class Cone(_Moments):
         """Refuse moments of another form than asked for: they would weigh and cost more."""
         full, low = FullCovariance.form, LowRankCovariance.form
         # A node may answer a fixed rank by its automatic rule.
-        common = CommonCovariance.form
+        common = CommonCovariance.form if self.dp_epsilon is None else full
         forms = {"auto": (common,), "full": (full,)}.get(str(self.rank), (low, common))
         self._check_moments(space, forms, self.clusters)
         if isinstance(self.rank, int):

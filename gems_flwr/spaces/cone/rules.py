@@ -47,7 +47,11 @@ NUMBERS_PER_SAMPLE = 0.9
 SAMPLES_PER_DIRECTION = 25
 FULL_SAMPLES_PER_FEATURE = 30
 PUSHES = 3.0
+# Of the covariance common to all classes, in whose coordinates no direction hides another's steps.
+WHITE_PUSHES = 4.0
 SMOOTHING = 50
+# Longest step of a mean that is not shown in all directions, in deviations of its class.
+LONGEST_STEP = 2.0
 # Fewest samples that move a feature whose moments are shown; from 4 to 32 tried on tweets.
 FEATURE_COUNT = 4
 
@@ -115,6 +119,11 @@ def middle_mean(samples: Tensor) -> Tensor:
     """Return the means (D,) of the middle half of the values of each feature."""
     quarter = len(samples) // 4
     return samples.sort(dim=0).values[quarter : len(samples) - quarter].mean(dim=0)
+
+
+def directions_of_mean(count: int, features: int) -> int:
+    """Return in how many directions steps of a mean are not too long."""
+    return min(int((LONGEST_STEP * count / WHITE_PUSHES) ** 2), features)
 
 
 def mean_step(count: int, features: int, variance: float) -> float:

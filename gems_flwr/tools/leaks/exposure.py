@@ -29,6 +29,7 @@ from gems_flwr.spaces.cone import (
     NUMBERS_PER_SAMPLE,
     PUSHES,
     SENSITIVITY,
+    WHITE_PUSHES,
     ClassMomentCone,
     CommonCovariance,
     FullCovariance,
@@ -36,6 +37,7 @@ from gems_flwr.spaces.cone import (
     PartialCovariance,
     QuantizedArray,
     coarseness,
+    directions_of_mean,
     gaussian_noise,
     mean_values,
 )
@@ -124,8 +126,8 @@ def mean_information(cone: ClassMomentCone, entry: int) -> float:
     count, features = int(cone.counts[entry]), cone.num_features
     if isinstance(cone.covariance, CommonCovariance):
         blur = coarseness(count, features, cone.covariance.rank(entry))
-        if blur * PUSHES * math.sqrt(features) > count and len(cone.labels) > 2:
-            features = min(len(cone.labels) - 2, features)
+        if blur * WHITE_PUSHES * math.sqrt(features) > count and len(cone.labels) > 1:
+            features = directions_of_mean(count, features)
             blur = coarseness(count, features, 0)
     elif bool(cone.lacking[entry]):
         # A mean alone is rounded as if it were all that is sent.
@@ -137,7 +139,8 @@ def mean_information(cone: ClassMomentCone, entry: int) -> float:
     # Steps are those of the automatic rule, 3 blur sqrt(trace) / n. The variances that such a cone
     # shows are rounded up as well and say little of the true ones. If all features have the same
     # one it cancels, and no other variances of that trace give a larger I.
-    step = blur * PUSHES * math.sqrt(features) / count
+    pushes = WHITE_PUSHES if isinstance(cone.covariance, CommonCovariance) else PUSHES
+    step = blur * pushes * math.sqrt(features) / count
     return information(np.ones(features), np.full(features, step), count)
 
 
