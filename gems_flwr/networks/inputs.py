@@ -35,7 +35,6 @@ Part = Literal["train", "validation"]
 _BATCH = 4096
 # Samples whose inputs are computed in any case, so that a module is known by what it does as well.
 _PROBE = 8
-_PIECE = 2**16  # bytes that are hashed at a time
 _LABEL_NAMES = ("label", "labels", "target", "y", "fine_label")
 _WANTED = "return (train, validation) from data(context)"
 _FORMS = "each of them a loader, an iterable of batches or a pair of arrays (inputs, labels)"
@@ -220,16 +219,12 @@ def linear_layer(
     return weight, bias[0] if bias else None
 
 
-def _digest(*tensors: Tensor, about: str = "", lasting: bool = True) -> bytes:
+def _digest(*tensors: Tensor, about: str = "") -> bytes:
     """Return a digest of a text and of tensors: their types, shapes and values."""
     total = hashlib.blake2b(about.encode(), digest_size=16)
     for tensor in tensors:
         values = tensor.detach().to_dense().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         total.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-        if not lasting:
-            # Python's hash, with a key of this process alone, takes a fifth of the time.
-            parts = range(0, values.size, _PIECE)
-            values = np.array([hash(values[n : n + _PIECE].tobytes()) for n in parts])
         total.update(values.data)
     return total.digest()
 
@@ -301,7 +296,7 @@ class LayerReader:
             labels.append(_classes(y, len(x)).cpu())
             if memory and key:
                 probe = [] if digests else [self._inputs(x.to_dense()[:_PROBE])]
-                digests += _digest(x, *probe, lasting=memory.folder is not None)
+                digests += _digest(x, *probe)
                 kept = kept if kept and kept[0].startswith(digests) else None
             inputs.append(kept[1][rows : rows + len(x)] if kept else self._inputs(x))
             rows += len(x)

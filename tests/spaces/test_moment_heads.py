@@ -176,5 +176,3 @@ def test_the_covariance_from_means_is_right_on_average():
 def test_without_a_second_mean_of_any_class_the_covariance_is_round():
     cone = build_means(torch.randn(40, 3), torch.arange(40) % 2, 2, rule=MeanRule(2, exact=True))
     assert np.array_equal(covariance_from_means([cone]), np.eye(3))
-    with pytest.raises(ValueError, match="no covariances of single classes"):
-        HeadMoments.of([cone]).class_covariance(0)

@@ -67,6 +67,7 @@ from gems_flwr.spaces.cone.rules import (
 from gems_flwr.typing import Float, Rank
 
 Flags = NDArray[np.bool_]
+Part = tuple[Float, Tensor, Float]  # as `Components.centered` returns it
 # Least deviation beside the directions of a covariance, relative to a feature's own.
 _LEAST_LEFT = 0.02
 # How far above those of noise the eigenvalues of directions must be that are shown.
@@ -297,7 +298,7 @@ class Components:
         """Samples of each component."""
         return np.array([len(rows) for rows in self.rows], dtype=np.int64)
 
-    def centered(self, component: int) -> tuple[Float, Tensor, Float]:
+    def centered(self, component: int) -> Part:
         """Return mean (D,) of a component, its samples around it, variances (D,) to add to theirs.
 
         All in double precision. Where features are guarded, samples do not vary in those that few
@@ -353,12 +354,10 @@ class Components:
         scale = torch.from_numpy(units)
         around = [samples / scale.to(samples) for _, samples, _ in parts]
         extra = [added / units**2 for *_, added in parts]
-        most = features if largest is None else largest
-        rank = min(rank, most)
+        most, added = largest or features, counts @ extra / total
         # The other half of the samples hides what classes show of their own.
-        found = _shown_covariance(around, counts @ extra / total, rank, shown // 2, inflated=False)
+        found = _shown_covariance(around, added, min(rank, most), shown // 2, inflated=False)
         rows, deviations = [found[0]], [found[1]]
-        rank = rows[0].shape[0]
         # The center less the means of others is a class's own: it is of classes that show all of
         # theirs, if there are any, and as coarse as that of the smallest of these.
         blurs = [coarseness(count, features, 0) for count in counts.tolist()]
@@ -369,7 +368,7 @@ class Components:
         axis = axes(rows[0].dense().astype(np.float64))
         wide = deviations[0].dense()[0] * units
         z = stretched(axis, np.where(octaves > DEAD, means - center, 0) / wide, -0.5)
-        shares, ranks, codes = np.zeros(len(counts)), [rank], []
+        shares, ranks, codes = np.zeros(len(counts)), [rows[0].shape[0]], []
         for place, (count, samples) in enumerate(zip(counts.tolist(), around, strict=True)):
             own = min(allowed_rank(count, features), most, MOST_OWN)
             if count >= own_at_least and own:
@@ -384,10 +383,8 @@ class Components:
             # What is rounded to a share of its own error takes few bytes.
             step = max(step, MEAN_STEP, ERROR_SHARE / math.sqrt(count))
             codes.append(quantize(mean[None], axis=1, least_step=step))
-        tables = _joined(rows), _joined(deviations)
         about = center, octaves, shares.astype(np.float32), np.array(ranks)
-        covariance = CommonCovariance(*about, *tables)
-        return _joined(codes), covariance
+        return _joined(codes), CommonCovariance(*about, _joined(rows), _joined(deviations))
 
     def small_means(self, keep: Flags, rule: MeanRule) -> tuple[Flags, Float]:
         """Return which components but those to keep are shown as means, and these (shown, D).
@@ -548,12 +545,7 @@ def _inflated(top: Float, variances: Float, residual: float, squares: float) -> 
 # --- as it is sent --------------------------------------------------------------------------------
 
 
-def measured(
-    means: Float,
-    parts: Sequence[tuple[Float, Tensor, Float]],
-    counts: NDArray[np.int64],
-    coarse: int,
-) -> NDArray[np.int64]:
+def measured(means: Float, parts: Sequence[Part], counts: NDArray, coarse: int) -> NDArray:
     """Return the units of features, in quarters of octaves, as multiples of so many."""
     second, fourth = (
         np.sum([(samples**power).sum(dim=0).cpu().numpy() for _, samples, _ in parts], axis=0)

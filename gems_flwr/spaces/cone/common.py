@@ -12,8 +12,7 @@ directions over the deviations d of what those leave. A class mean is sent as z,
 ``mean = center + z (I + R^T R)^{1/2} diag(d)``: a step of z is as long in all directions as the
 class is wide.
 
-**Few bytes.** R needs no more precision than a thirtieth of the residual's deviation; what is
-rounded to that is mostly zeros and ones, which are deflated.
+**Few bytes.** R is rounded to a thirtieth of d: mostly zeros and ones, which are deflated.
 
 **What is shown** follows the rules of `gems_flwr.spaces.cone.rules`, with steps in these
 coordinates: of the common covariance as for a class of half of all samples, and no direction that
@@ -37,10 +36,8 @@ from gems_flwr.bounds import MAX_VALUE
 from gems_flwr.errors import SpaceError
 from gems_flwr.spaces.cone.covariance import (
     QuantizedArray,
-    Values,
     _Covariances,
     dense,
-    select_values,
 )
 from gems_flwr.spaces.convex import check_array, take
 from gems_flwr.typing import Float
@@ -101,9 +98,9 @@ class CommonCovariance(_Covariances):
         if shares.min() < 0 or ranks.min() < 0 or ranks[1:][shares == 0].any():
             raise SpaceError("shares", "from 0 to 1, with directions where there is one", "others")
         owners = int(np.count_nonzero(shares))
-        for name, count in (("rows", int(ranks.sum())), ("deviations", 1 + owners)):
-            if getattr(self, name).shape != (count, features):
-                raise SpaceError(name, f"shape {(count, features)}", getattr(self, name).shape)
+        for values, count in ((self.rows, int(ranks.sum())), (self.deviations, 1 + owners)):
+            if values.shape != (count, features):
+                raise SpaceError("rows and deviations", f"shape {(count, features)}", values.shape)
         if not (self.deviations.dense() > 0).all():
             raise SpaceError("deviations", "values above 0", "others")
 
@@ -146,10 +143,6 @@ class CommonCovariance(_Covariances):
         found = (1 - share) * self.common[1] ** 2
         return found if own is None else found + share * own[1] ** 2
 
-    def columns(self, index: int) -> int:
-        """Return how many columns a component's factor has."""
-        return int(self.ranks[0]) + self.rank(index)
-
     def times(self, index: int, rows: Float) -> Float:
         """Return ``rows @ Sigma`` for one component."""
         factor = self.factor(index)
@@ -172,17 +165,16 @@ class CommonCovariance(_Covariances):
             self.octaves,
             self.shares[keep],
             self.ranks[kept],
-            _quantized(select_values(self.rows, np.repeat(kept, self.ranks))),
-            _quantized(select_values(self.deviations, np.concatenate([first, owners]))),
+            self.rows.select(np.repeat(kept, self.ranks)),
+            self.deviations.select(np.concatenate([first, owners])),
         )
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the stored arrays, codes deflated."""
-        arrays: dict[str, NDArray[Any]] = {"center": self.center}
-        arrays["octaves"] = self.octaves.astype(np.int16)
+        arrays: dict[str, Any] = {"center": self.center, "octaves": self.octaves.astype(np.int16)}
         arrays |= {"shares": self.shares, "ranks": self.ranks.astype(np.int32)}
-        packed = deflate("rows", self.rows) if self.rows.shape[0] else {}
-        return arrays | packed | deflate("deviations", self.deviations)
+        arrays |= deflate("rows", self.rows) if self.rows.shape[0] else {}
+        return arrays | deflate("deviations", self.deviations)
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any], features: int) -> CommonCovariance:
@@ -190,7 +182,7 @@ class CommonCovariance(_Covariances):
         plain = (take(arrays, key, "the cone's arrays") for key in cls.keys[:4])
         none = QuantizedArray(np.zeros((0, features), np.int8), np.zeros((0, 1), np.float32))
         rows = inflate("rows", arrays, features) if "rows.codes" in arrays else none
-        found: tuple[Any, ...] = (*plain, rows, inflate("deviations", arrays, features))
+        found: Any = (*plain, rows, inflate("deviations", arrays, features))
         return cls(*found)
 
 
@@ -206,14 +198,9 @@ def stretched(axes: tuple[Float, Float], vectors: Float, power: float) -> Float:
     return np.asarray(vectors + along @ directions)
 
 
-def _quantized(values: Values) -> QuantizedArray:
-    assert isinstance(values, QuantizedArray)
-    return values
-
-
 def deflate(key: str, values: QuantizedArray) -> dict[str, NDArray[Any]]:
     """Return the arrays of rows in eight bits, codes deflated."""
-    packed = zlib.compress(np.ascontiguousarray(values.codes).tobytes(), 9)
+    packed = zlib.compress(values.codes.tobytes(), 9)
     return {f"{key}.codes": np.frombuffer(packed, np.uint8), f"{key}.scales": values.scales}
 
 

@@ -69,8 +69,7 @@ class ClassMomentCone:
     means : array of shape (components, features), float32 or int8
         Mean input of each component.
     covariance : FullCovariance, LowRankCovariance, PartialCovariance or CommonCovariance
-        Spread of the inputs of each component, or of some. With a common one means are in its
-        coordinates.
+        Spread of the inputs of each component. With a common one means are in its coordinates.
     epsilon : float
         Share of each component to be told from each rival, in [0.5, 1).
     total_count : int

@@ -56,6 +56,10 @@ class QuantizedArray:
         """Bytes of codes and scales together."""
         return int(self.codes.nbytes + self.scales.nbytes)
 
+    def select(self, keep: NDArray[np.bool_]) -> QuantizedArray:
+        """Return some of the first axis."""
+        return QuantizedArray(self.codes[keep], self.scales[keep if len(self.scales) > 1 else ...])
+
     def dense(self, *part: slice) -> NDArray[np.float32]:
         """Return the values as float32: all of them, or a part of the first axes."""
         # An axis of length 1 has the one scale that all of the part share.
@@ -110,10 +114,7 @@ def check_values(key: str, values: object, shape: tuple[int | None, ...]) -> Val
 
 def select_values(values: Values, keep: NDArray[np.bool_]) -> Values:
     """Return the values of some components (the first axis), stored as they were."""
-    if isinstance(values, QuantizedArray):
-        scales = values.scales if len(values.scales) == 1 else values.scales[keep]
-        return QuantizedArray(values.codes[keep], scales)
-    return np.asarray(values)[keep]
+    return values.select(keep) if isinstance(values, QuantizedArray) else np.asarray(values)[keep]
 
 
 def pack_values(key: str, values: Values) -> dict[str, NDArray[Any]]:
@@ -256,10 +257,6 @@ class LowRankCovariance(_Covariances):
         """Return one component's variances beside its factor, (D,)."""
         deviations = dense(self.deviations, slice(index, index + 1))[0]
         return np.asarray(deviations.astype(np.float64) ** 2)
-
-    def columns(self, index: int) -> int:
-        """Return how many columns one component's factor has."""
-        return self.rank(index)
 
     def times(self, index: int, rows: Float) -> Float:
         """Return ``rows @ Sigma`` for one component, without building Sigma."""

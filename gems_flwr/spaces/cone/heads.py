@@ -113,8 +113,7 @@ def solve_head(
 
 
 def _has_only_common(cone: ClassMomentCone) -> bool:
-    covariance = cone.covariance
-    return isinstance(covariance, CommonCovariance) and not covariance.shares.any()
+    return isinstance(cone.covariance, CommonCovariance) and not cone.covariance.shares.any()
 
 
 def candidate_heads(

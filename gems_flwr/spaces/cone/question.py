@@ -85,10 +85,9 @@ def _groups(space: ClassMomentCone) -> tuple[Group, ...]:
         Group(f"class {label}", count, space.covariance.rank(component))
         for component, (label, count) in enumerate(pairs)
     )
-    if not isinstance(space.covariance, CommonCovariance):
-        return groups
-    samples = int(space.counts.sum())
-    return (*groups, Group("all classes", samples, int(space.covariance.ranks[0])))
+    if isinstance(space.covariance, CommonCovariance):
+        groups += (Group("all classes", int(space.counts.sum()), int(space.covariance.ranks[0])),)
+    return groups
 
 
 @dataclass(frozen=True)

@@ -216,7 +216,7 @@ class LowRankComponents:
     @functools.cached_property
     def _block_size(self) -> int:
         features, classes = self.cones[0].num_features, self.cones[0].num_classes
-        rank = max(_covariance(cone).columns(index) for cone, index in self._entries)
+        rank = max(_covariance(cone).factor(index).shape[1] for cone, index in self._entries)
         received = sum(cone.size_bytes for cone in self.cones)
         budget = min(max(received // 4, _SMALLEST_BLOCK_BYTES), _LARGEST_BLOCK_BYTES)
         # A step of the objective makes an array of shape (n, C, D) beside the block itself.
@@ -274,14 +274,12 @@ class HeadMoments:
         means = sums / np.where(shares > 0, shares, 1.0)[:, None]
         if all(cone.lacking.all() for cone in cones):
             return cls(shares, means, covariance_from_means(cones), pooled.units)
-        everything = np.ones(len(pooled.labels), dtype=bool)
-        within = _spread_around(pooled, means, everything)
+        within = _spread_around(pooled, means, np.ones(len(pooled.labels), dtype=bool))
         return cls(shares, means, within, pooled.units, pooled)
 
     def class_covariance(self, label: int) -> Float:
         """Return the covariance of one class, (D, D)."""
-        if self.pooled is None:
-            raise ValueError("these moments have no covariances of single classes")
+        assert self.pooled is not None
         chosen = self.pooled.labels == label
         return _spread_around(self.pooled, self.means, chosen) / float(self.shares[label])
 
@@ -323,14 +321,10 @@ def _spread_around(pooled: PooledMoments, means: Float, chosen: Float) -> Float:
     for components, own in component_means(pooled):
         off = own - means[pooled.labels[components]]
         total += (off * weights[components, None]).T @ off
-    diagonal, waiting = np.zeros(features), np.zeros((0, features))
+    diagonal = np.zeros(features)
     for rows, variances in pooled.low.spreads(weights):
         diagonal += variances
-        # One product for many rows.
-        waiting = np.concatenate([waiting, rows])
-        if len(waiting) > features:
-            total, waiting = total + waiting.T @ waiting, waiting[:0]
-    total += waiting.T @ waiting
+        total += rows.T @ rows
     total[np.diag_indices_from(total)] += diagonal
     return (total + total.T) / 2
 
@@ -379,7 +373,8 @@ def _lent(
     ]
     if any(isinstance(cone.covariance, FullCovariance) for cone in regular):
         return FullCovariance(np.stack(donors).astype(np.float32))
-    most = max(_covariance(cone).columns(e) for cone in regular for e in range(len(cone.labels)))
+    pairs = ((_covariance(cone), e) for cone in regular for e in range(len(cone.labels)))
+    most = max(covariance.factor(e).shape[1] for covariance, e in pairs)
     return _stacked([factor(matrix, most) for matrix in donors])
 
 

@@ -123,10 +123,10 @@ def private_auc(epsilon: float, delta: float) -> float:
 
 def mean_information(cone: ClassMomentCone, entry: int) -> float:
     """Return I of the module's docstring for the mean of one component."""
-    count, features = int(cone.counts[entry]), cone.num_features
+    count, features, pushes = int(cone.counts[entry]), cone.num_features, PUSHES
     if isinstance(cone.covariance, CommonCovariance):
-        blur = coarseness(count, features, cone.covariance.rank(entry))
-        if blur * WHITE_PUSHES * math.sqrt(features) > count and len(cone.labels) > 1:
+        blur, pushes = coarseness(count, features, cone.covariance.rank(entry)), WHITE_PUSHES
+        if blur * pushes * math.sqrt(features) > count and len(cone.labels) > 1:
             features = directions_of_mean(count, features)
             blur = coarseness(count, features, 0)
     elif bool(cone.lacking[entry]):
@@ -136,10 +136,8 @@ def mean_information(cone: ClassMomentCone, entry: int) -> float:
     else:
         variances = np.maximum(np.diag(cone.covariance.dense_matrix(entry)), 0)
         return information(variances, mean_steps(cone, entry), count)
-    # Steps are those of the automatic rule, 3 blur sqrt(trace) / n. The variances that such a cone
-    # shows are rounded up as well and say little of the true ones. If all features have the same
-    # one it cancels, and no other variances of that trace give a larger I.
-    pushes = WHITE_PUSHES if isinstance(cone.covariance, CommonCovariance) else PUSHES
+    # Variances that were rounded up as well say little of the true ones. If all features have the
+    # same one it cancels, and no other variances of that trace give a larger I.
     step = blur * pushes * math.sqrt(features) / count
     return information(np.ones(features), np.full(features, step), count)
 
