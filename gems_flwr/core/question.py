@@ -127,7 +127,8 @@ class Question(ABC, Generic[T]):
 
         `rules` has for each field whether it holds, and what is allowed.
         """
-        check_options(self, rules)
+        if not all(holds for holds, _ in rules.values()):
+            check_options(self, rules)
 
     def about(self, layer: OutputLayer | None) -> Self:
         """Return the question about an output layer, where it depends on one."""

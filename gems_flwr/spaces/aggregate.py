@@ -18,7 +18,7 @@ from gems_flwr.spaces.ball.ball import BallSpace, CenteredSpace
 from gems_flwr.spaces.ball.intersect import intersect_balls, intersect_convex
 from gems_flwr.spaces.cone.cone import ClassMomentCone
 from gems_flwr.spaces.cone.heads import HeadOptions, solve_head
-from gems_flwr.spaces.cone.solve import ConeOptions, missing_classes
+from gems_flwr.spaces.cone.solve import ConeOptions, missing_classes, solve_cones
 from gems_flwr.spaces.convex import Intersection, Space
 from gems_flwr.typing import Float
 
@@ -41,8 +41,10 @@ def intersect(
     others = [space for space in spaces if not isinstance(space, ClassMomentCone)]
     if cones and others:
         raise OptionError(f"spaces: expected only cones or none, got {len(cones)} of {len(spaces)}")
-    if cones:
+    if cones and (head is not None or all(cone.has_only_common for cone in cones)):
         return solve_head(cones, head or HeadOptions(), cone_options, start)
+    if cones:
+        return solve_cones(cones, cone_options, start=start)
     balls = [space for space in others if isinstance(space, BallSpace)]
     return intersect_balls(balls) if len(balls) == len(spaces) else intersect_convex(others)
 

@@ -14,10 +14,9 @@ from gems_flwr.faces import lazy_face
 
 _NAMES = {
     "build": ("Components build_cone build_means cluster_classes factor factor_samples k_means"),
-    "common": "CommonCovariance",
     "cone": "ClassMomentCone mean_values",
     "covariance": (
-        "FullCovariance LowRankCovariance PartialCovariance "
+        "CommonCovariance FullCovariance LowRankCovariance PartialCovariance "
         "QuantizedArray dense quantize rounded symmetric upper_half"
     ),
     "heads": ("Head HeadOptions candidate_heads linear_head"),
@@ -58,7 +57,6 @@ _NAMES = {
 
 if TYPE_CHECKING:
     from gems_flwr.spaces.cone.build import *
-    from gems_flwr.spaces.cone.common import *
     from gems_flwr.spaces.cone.cone import *
     from gems_flwr.spaces.cone.covariance import *
     from gems_flwr.spaces.cone.heads import *

@@ -25,28 +25,26 @@ from torch import Tensor
 
 from gems_flwr.devices import exact_device
 from gems_flwr.errors import SpaceError
-from gems_flwr.spaces.cone.common import (
+from gems_flwr.spaces.cone.cone import ClassMomentCone
+from gems_flwr.spaces.cone.covariance import (
     DEAD,
     ERROR_SHARE,
+    LEVELS,
     MEAN_STEP,
     MOST_COMMON,
     MOST_OWN,
     ROW_STEP,
     CommonCovariance,
-    axes,
-    stretched,
-)
-from gems_flwr.spaces.cone.cone import ClassMomentCone
-from gems_flwr.spaces.cone.covariance import (
-    LEVELS,
     FullCovariance,
     LowRankCovariance,
     Own,
     QuantizedArray,
     Values,
+    axes,
     partial_covariance,
     quantize,
     rounded,
+    stretched,
 )
 from gems_flwr.spaces.cone.private import ClassSums, PrivateRelease, private_sums
 from gems_flwr.spaces.cone.rules import (

@@ -11,8 +11,8 @@ A layer is good enough if ``m_cj >= kappa(epsilon) * sqrt(v_cj)`` and ``m_cj > 0
 component and rival: a second-order cone, convex for epsilon of at least 1/2. Of a class too small
 for a covariance only count and mean are sent: its mean must lie on its side of the rivals, and the
 server lends it a covariance (`gems_flwr.spaces.cone.solve`), unless the node sent one that is
-common to all of its classes (`gems_flwr.spaces.cone.common`). Decided here: ``kappa`` is the normal
-quantile, and ``m > 0`` keeps out the zero layer, which ties on every sample.
+common to all of its classes (`gems_flwr.spaces.cone.covariance`). Decided here: ``kappa`` is the
+normal quantile, and ``m > 0`` keeps out the zero layer, which ties on every sample.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ from scipy.special import ndtri
 
 from gems_flwr.bounds import MAX_CLASSES, MAX_FEATURES, MAX_POOLED_EXAMPLES
 from gems_flwr.errors import SpaceError, shown
-from gems_flwr.spaces.cone.common import CommonCovariance, deflate, inflate
 from gems_flwr.spaces.cone.covariance import (
     FORM_KEYS,
+    CommonCovariance,
     Covariance,
     PartialCovariance,
     QuantizedArray,
     Values,
     check_values,
     covariance_from_arrays,
+    deflate,
     dense,
+    inflate,
     pack_values,
     select_values,
     unpack_values,
@@ -148,6 +150,12 @@ class ClassMomentCone:
         if isinstance(self.covariance, PartialCovariance):
             return self.covariance.lacking
         return np.zeros(len(self.labels), dtype=bool)
+
+    @property
+    def has_only_common(self) -> bool:
+        """Whether no class has a covariance of its own, but all have the common one."""
+        covariance = self.covariance
+        return isinstance(covariance, CommonCovariance) and not covariance.shares.any()
 
     @property
     def _is_common(self) -> bool:

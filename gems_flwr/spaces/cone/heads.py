@@ -24,7 +24,6 @@ from scipy.linalg import cho_factor, cho_solve
 
 from gems_flwr.devices import solve_positive, solves_elsewhere
 from gems_flwr.errors import OptionError
-from gems_flwr.spaces.cone.common import CommonCovariance
 from gems_flwr.spaces.cone.cone import ClassMomentCone
 from gems_flwr.spaces.cone.solve import ConeOptions, HeadMoments, solve_cones
 from gems_flwr.spaces.convex import Intersection, flatten_linear, verdict_of
@@ -105,15 +104,11 @@ def solve_head(
     """
     options = cone_options or ConeOptions()
     if head.name in ("cone", "auto"):
-        if options.ridge is not None or not all(map(_has_only_common, cones)):
+        if options.ridge is not None or not all(cone.has_only_common for cone in cones):
             return solve_cones(cones, options, start=start)
         prior = head.prior if options.class_weight == "counts" else "uniform"
         head = HeadOptions("lda", prior, head.shrinkage, device=options.device)
     return _as_intersection(cones, HeadMoments.of(cones), head, time.perf_counter())
-
-
-def _has_only_common(cone: ClassMomentCone) -> bool:
-    return isinstance(cone.covariance, CommonCovariance) and not cone.covariance.shares.any()
 
 
 def candidate_heads(

@@ -13,11 +13,11 @@ from gems_flwr.bounds import MAX_EXAMPLES, MAX_PIECES
 from gems_flwr.core.question import Disclosure, Group
 from gems_flwr.errors import SpaceError
 from gems_flwr.spaces.cone.build import build_cone, build_means
-from gems_flwr.spaces.cone.common import CommonCovariance
 from gems_flwr.spaces.cone.cone import ClassMomentCone
 from gems_flwr.spaces.cone.covariance import (
     AND_MEANS,
     MEANS_ONLY,
+    CommonCovariance,
     FullCovariance,
     LowRankCovariance,
 )

@@ -13,7 +13,7 @@ Phi(sqrt(k / 2n)). So ``rank="auto"`` sends of n samples of D features
 - no covariance of fewer than ``3 sqrt(D / 12)`` samples, of all classes of the node together.
 
 A class of fewer than `MEAN_COUNT` samples is not sent at all. Where a step would be longer than the
-class is wide, `gems_flwr.spaces.cone.common` rounds in fewer directions.
+class is wide, `gems_flwr.spaces.cone.covariance` rounds in fewer directions.
 
 A feature that too few of its samples move (a rare word, a unit that one sample switches on) shows
 nothing of its own, however many samples the class has: as variance the least of the others', as

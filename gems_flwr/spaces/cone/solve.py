@@ -43,9 +43,14 @@ from gems_flwr.devices import exact_device
 from gems_flwr.errors import OptionError
 from gems_flwr.samples import Samples
 from gems_flwr.spaces.cone.build import factor
-from gems_flwr.spaces.cone.common import DEAD, CommonCovariance
 from gems_flwr.spaces.cone.cone import ClassMomentCone, mean_values
-from gems_flwr.spaces.cone.covariance import FullCovariance, LowRankCovariance, Own
+from gems_flwr.spaces.cone.covariance import (
+    DEAD,
+    CommonCovariance,
+    FullCovariance,
+    LowRankCovariance,
+    Own,
+)
 from gems_flwr.spaces.convex import Intersection, flatten_linear, verdict_of
 from gems_flwr.typing import Float
 
